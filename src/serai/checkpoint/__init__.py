@@ -1,0 +1,1 @@
+"""The checkpoint engine. Public names are in ``serai``; importing this package loads nothing heavy."""

@@ -1,0 +1,1 @@
+"""Thin adapters over the checkpoint engine for other frameworks."""

@@ -1,0 +1,1 @@
+"""Supervise: place, launch, watch, relaunch, drill, report."""

@@ -1,0 +1,1 @@
+"""Bytes behind a URL: ranges, put, put-if-absent, list, delete (local disk and object stores)."""

@@ -1,0 +1,1 @@
+"""Model, parallelism, optimizer and the training loop."""
