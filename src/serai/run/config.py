@@ -23,6 +23,12 @@ class ResourcesConfig(Config):
     threads: int | None = Field(
         None, ge=1, description="CPU threads of each process; null: the node's cores shared out evenly."
     )
+    master_port: int | None = Field(
+        None,
+        ge=1024,
+        le=65_535,
+        description="Port at which the processes find one another; null: a free one is chosen at every launch.",
+    )
 
     def broken_rules(self) -> Iterator[BrokenRule]:
         if self.nodes > 1:
@@ -38,3 +44,18 @@ class RetryConfig(Config):
     """Relaunches after a failure."""
 
     max: int = Field(3, ge=0, description="Relaunches after a failure before the run is given up; 0: none.")
+    backoff_s: float = Field(
+        2.0,
+        ge=0,
+        le=3600,
+        description="Seconds before a relaunch when the last one made no progress; doubles each time, up to 5 minutes.",
+    )
+    hang_timeout_s: float | None = Field(
+        900.0,
+        gt=0,
+        description="Seconds without a sign of life (a step, an evaluation, a save) after which the processes are "
+        "killed and relaunched; null: never.",
+    )
+    stop_grace_s: float = Field(
+        300.0, gt=0, description="Seconds that a stop request leaves for the last save before the processes are killed."
+    )
