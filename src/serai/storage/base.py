@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from serai.errors import StorageError
 
 __all__ = ["Entry", "Storage"]
 
@@ -44,14 +47,26 @@ class Storage(ABC):
 
     @abstractmethod
     def upload(self, key: str, chunks: Iterable[memoryview], size: int) -> None:
-        """Store a large object from consecutive chunks (``size`` bytes in all), atomically and durably."""
+        """Store a large object from consecutive chunks (``size`` bytes in all), atomically and durably.
+
+        A chunk's memory may change once the next chunk is asked for. Chunks of whole 4 KiB blocks in
+        4 KiB aligned memory, 16 MiB or more each, are the fast path of a local disk.
+        """
+
+    @abstractmethod
+    def copy(self, key: str, new_key: str) -> None:
+        """Store the object ``key`` under ``new_key`` too, replacing what is there.
+
+        No byte passes through this process where the place can do it: a hard link on a disk, a
+        server-side copy in an object store.
+        """
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every object whose key starts with ``prefix``, at any depth, in no particular order."""
 
     @abstractmethod
-    def list_folders(self, prefix: str = "") -> list[str]:
+    def list_folders(self, prefix: str = "") -> builtins.list[str]:
         """Names of the immediate folders below ``prefix`` (which is ``""`` or ends with ``/``)."""
 
     @abstractmethod
@@ -61,6 +76,35 @@ class Storage(ABC):
     @abstractmethod
     def delete_folder(self, prefix: str) -> None:
         """Remove everything below ``prefix`` (which ends with ``/``); a missing one is no error."""
+
+    @abstractmethod
+    def probe_conditional_put(self) -> bool:
+        """Whether this place really honours ``put_if_absent``: tried with a small object, then removed."""
+
+    def verify_size(self, key: str, size: int) -> None:
+        """Ask the place how large ``key`` is; a ``StorageError`` when that is not ``size`` bytes."""
+        stored = self.size(key)
+        if stored != size:
+            raise StorageError(
+                f"{key} has {stored} bytes where {size} were written",
+                code="S307",
+                where=f"{self.url}/{key}",
+                expected=f"{size} bytes",
+                next_step="serai explain S307",
+            )
+
+    def checksum(self, key: str, *, block: int = 16 << 20) -> str:
+        """XXH3-128 of the whole object in hex, read back in blocks of ``block`` bytes."""
+        import xxhash
+
+        size = self.size(key)
+        digest = xxhash.xxh3_128()
+        buffer = bytearray(min(block, size))
+        for offset in range(0, size, block):
+            view = memoryview(buffer)[: size - offset]
+            self.read_into(key, offset, view)
+            digest.update(view)
+        return digest.hexdigest()
 
     def read(self, key: str) -> bytes:
         """The whole object."""
