@@ -28,12 +28,14 @@ class BrokenRule:
         message: what was true, one sentence.
         expected: what would have been right.
         next_step: the exact thing to type or do next.
+        code: stable identifier that ``serai explain`` knows.
     """
 
     key: str
     message: str
     expected: str
     next_step: str | None = None
+    code: str = "S114"
 
 
 class Config(BaseModel):
