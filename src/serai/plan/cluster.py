@@ -89,13 +89,17 @@ class Cluster:
         for field in ("nodes", "gpus_per_node", "domain"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
-                raise SpecError(f"{field} is {value!r}", code="S131", where="cluster", expected="a whole number ≥ 1")
+                raise SpecError(
+                    f"{field} is {value!r}", code="S131", where="cluster", expected="a whole number ≥ 1"
+                )
         for field in (
             "inter_node_gbps", "intra_node_gbps", "hbm_gbps", "memory_gb", "pcie_gbps", "host_memory_gb", "host_dram_gbps",
         ):  # fmt: skip
             value = getattr(self, field)
             if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise SpecError(f"{field} is {value!r}", code="S131", where="cluster", expected="a positive number")
+                raise SpecError(
+                    f"{field} is {value!r}", code="S131", where="cluster", expected="a positive number"
+                )
 
     @property
     def gpus(self) -> int:

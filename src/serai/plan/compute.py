@@ -66,7 +66,9 @@ def layer_time(model: Model, cluster: Cluster, layout: Layout, k: Constants, *, 
     h, q, kv = model.hidden, model.q_dim, model.kv_dim
     hbm = cluster.hbm_gbps * 1e9
     rate, d = _rate(cluster, layout.family, k.gemm, k.gemm_low, k.balance)
-    half, d_half = _rate(cluster, "fp32" if layout.family == "fp32" else "half", k.gemm, k.gemm_low, k.balance)
+    half, d_half = _rate(
+        cluster, "fp32" if layout.family == "fp32" else "half", k.gemm, k.gemm_low, k.balance
+    )
 
     def product(m: float, n: float, inner: float) -> float:
         seconds = 2 * m * n * inner / rate * (1 + d * (1 / m + 1 / n + 1 / inner))
@@ -128,7 +130,9 @@ def head_time(model: Model, cluster: Cluster, layout: Layout, k: Constants) -> t
     rate, d = _rate(cluster, family, k.gemm, k.gemm_low, k.balance)
     rows = layout.micro_batch if model.arch == "vit" else tokens
     columns = model.vocab / layout.tp
-    seconds = 3 * 2 * rows * columns * model.hidden / rate * (1 + d * (1 / rows + 1 / columns + 1 / model.hidden))
+    seconds = (
+        3 * 2 * rows * columns * model.hidden / rate * (1 + d * (1 / rows + 1 / columns + 1 / model.hidden))
+    )
     loss = k.passes * rows * columns * 26 / hbm  # bf16 logits out and in, fp32 softmax and its gradient
     embedding = k.passes * tokens * model.hidden * 16 / hbm
     return seconds + loss, embedding

@@ -16,7 +16,15 @@ from serai.plan.constants import Constants
 from serai.plan.published import Row
 from serai.plan.step import step_terms
 
-__all__ = ["DEFAULT_PRIOR", "PROFILE_PRIOR", "fit", "fit_defaults", "fit_profile", "log_error", "predict_step"]
+__all__ = [
+    "DEFAULT_PRIOR",
+    "PROFILE_PRIOR",
+    "fit",
+    "fit_defaults",
+    "fit_profile",
+    "log_error",
+    "predict_step",
+]
 
 #: Standard deviation of log(constant) around its physical guess, for the defaults …
 DEFAULT_PRIOR: dict[str, float] = {
@@ -112,7 +120,9 @@ def fit_defaults(rows: Sequence[Row], start: Constants | None = None) -> Constan
     for row in timed:
         count[row.profile] += 1
     weights = np.array([10.0 / count[row.profile] for row in timed])
-    return fit(lambda k: np.array([log_error(row, k) for row in timed]), weights, start or Constants(), DEFAULT_PRIOR)
+    return fit(
+        lambda k: np.array([log_error(row, k) for row in timed]), weights, start or Constants(), DEFAULT_PRIOR
+    )
 
 
 def fit_profile(rows: Sequence[Row], defaults: Constants) -> Constants:

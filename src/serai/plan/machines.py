@@ -69,10 +69,8 @@ def _gpu(
     domain: int = 8,
     dollars: float | None = None,
 ) -> Gpu:
-    tflops = {"half": half}
-    for family, value in (("fp8", fp8), ("fp4", fp4), ("fp32", fp32)):
-        if value is not None:
-            tflops[family] = value
+    rates = {"half": half, "fp8": fp8, "fp4": fp4, "fp32": fp32}
+    tflops = {family: value for family, value in rates.items() if value is not None}
     return Gpu(name, generation, memory, hbm, tflops, link, pcie, ceiling, low, domain, dollars)
 
 

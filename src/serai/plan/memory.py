@@ -21,7 +21,7 @@ from serai.plan.cluster import Cluster
 from serai.plan.layout import Layout
 from serai.plan.model import ARCHITECTURES, Model
 
-__all__ = ["MemoryConstants", "MemoryTerm", "memory_by_class", "host_bytes"]
+__all__ = ["MemoryConstants", "MemoryTerm", "host_bytes", "memory_by_class"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def _class(
     size = 4.0 if layout.precision == "fp32" else 2.0
     first, last = name in ("all", "first"), name in ("all", "last")
     # An uneven split gives the ends fewer layers (the embedding stands for one).
-    layers = -(-model.layers // pp) if model.layers % pp == 0 or name == "middle" else max(1, model.layers // pp)
+    layers = (
+        -(-model.layers // pp) if model.layers % pp == 0 or name == "middle" else max(1, model.layers // pp)
+    )
     layers = model.layers if pp == 1 else layers
 
     # -- parameters of this stage -------------------------------------------------------------------------
@@ -116,12 +118,22 @@ def _class(
     off = layout.offload_ratio if layout.offload else 0.0
     off_weights = off if layout.offload == "all" else 0.0
     weights = held(weight, zero >= 3) * (1 - off_weights)
-    gradients = held(gradient, zero >= 2) * (1 - (off if zero >= 2 else 0.0))
+    gradients = held(gradient, zero >= 2) * (1 - off)
     optimizer = held(state, zero >= 1) * (1 - off)
     terms = [
-        MemoryTerm("weights", weights, f"{weight:g} bytes · stage parameters / tp" + (" / dp" if zero >= 3 else "")),
-        MemoryTerm("gradients", gradients, f"{gradient:g} bytes · stage parameters / tp" + (" / dp" if zero >= 2 else "")),
-        MemoryTerm("optimizer", optimizer, f"{state:g} bytes · stage parameters / tp" + (" / dp" if zero >= 1 else "")),
+        MemoryTerm(
+            "weights", weights, f"{weight:g} bytes · stage parameters / tp" + (" / dp" if zero >= 3 else "")
+        ),
+        MemoryTerm(
+            "gradients",
+            gradients,
+            f"{gradient:g} bytes · stage parameters / tp" + (" / dp" if zero >= 2 else ""),
+        ),
+        MemoryTerm(
+            "optimizer",
+            optimizer,
+            f"{state:g} bytes · stage parameters / tp" + (" / dp" if zero >= 1 else ""),
+        ),
     ]
 
     # -- live buffers ----------------------------------------------------------------------------------------
@@ -134,7 +146,13 @@ def _class(
         live = min(live, (dense + experts) * 4.0)
     elif zero >= 1 and ranks > 1:
         live = min((dense + experts) * 2.0, 5e8 * 2.0)  # bucket of the gradient reduction
-    terms.append(MemoryTerm("live buffers", live, "ZeRO-3: 1 layer gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket"))
+    terms.append(
+        MemoryTerm(
+            "live buffers",
+            live,
+            "ZeRO-3: 1 layer gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket",
+        )
+    )
 
     # -- activations ------------------------------------------------------------------------------------------
     dense_all, entry, quadratic = activation_bytes(model, layout, moe=False)
@@ -143,7 +161,7 @@ def _class(
         moe_all, _, _ = activation_bytes(model, layout, moe=True)
         whole = (moe_all * model.moe_layers + dense_all * (model.layers - model.moe_layers)) / model.layers
     stage = 0 if first else pp - 1 if last else 1
-    flights = min(ga, pp - stage) if pp > 1 else 1
+    flights: float = min(ga, pp - stage) if pp > 1 else 1
     if vpp > 1 and pp > 1:
         flights = min(ga, (pp - stage) + (pp - 1) * (vpp - 1) / vpp + (pp - stage - 1) / vpp)
     if layout.recompute == "full":
@@ -155,19 +173,43 @@ def _class(
     else:
         kept = whole * layers * flights
         working = 0.0
-    terms.append(MemoryTerm("activations", kept, f"{layers} layers · {flights:g} micro-batches in flight · bytes by recompute policy"))
+    terms.append(
+        MemoryTerm(
+            "activations",
+            kept,
+            f"{layers} layers · {flights:g} micro-batches in flight · bytes by recompute policy",
+        )
+    )
     terms.append(MemoryTerm("working set", working, "what recomputation brings back for one layer"))
     if last:
         rows = layout.micro_batch if model.arch == "vit" else tokens
-        terms.append(MemoryTerm("logits", rows * model.vocab / tp * (size + 8), "T · V/tp · (logits + fp32 softmax + gradient)"))
+        terms.append(
+            MemoryTerm(
+                "logits",
+                rows * model.vocab / tp * (size + 8),
+                "T · V/tp · (logits + fp32 softmax + gradient)",
+            )
+        )
     if first and pp > 1:
-        terms.append(MemoryTerm("stage input", entry * flights, "embedded tokens of the micro-batches in flight"))
+        terms.append(
+            MemoryTerm("stage input", entry * flights, "embedded tokens of the micro-batches in flight")
+        )
     if layout.precision != "fp32" and not layout.offload:
         casts = held(4.0, zero >= 1)
-        beside = max(0.0, casts - sum(term.bytes for term in terms[3:])) if layout.precision == "fp16" else 0.0
-        terms.append(MemoryTerm("fp32 gradients", beside, "4 bytes · what the optimizer holds, at the step, beyond the freed activations"))
+        beside = (
+            max(0.0, casts - sum(term.bytes for term in terms[3:])) if layout.precision == "fp16" else 0.0
+        )
+        terms.append(
+            MemoryTerm(
+                "fp32 gradients",
+                beside,
+                "4 bytes · what the optimizer holds, at the step, beyond the freed activations",
+            )
+        )
     moving = sum(term.bytes for term in terms[3:])
-    terms.append(MemoryTerm("fragmentation", m.fragments * moving, "fragments · (live buffers + activations + logits)"))
+    terms.append(
+        MemoryTerm("fragmentation", m.fragments * moving, "fragments · (live buffers + activations + logits)")
+    )
     terms.append(MemoryTerm("context", m.context_gb * 1e9, "CUDA context, libraries, NCCL buffers"))
     return terms
 
@@ -178,5 +220,5 @@ def host_bytes(model: Model, cluster: Cluster, layout: Layout, zero: int) -> flo
         return 0.0
     ranks = layout.data_parallel(cluster.gpus) * layout.cp
     held = model.params / (layout.tp * layout.pp) / (ranks if zero >= 1 else 1)
-    each = 12.0 + (2.0 if zero >= 2 else 0.0) + (2.0 if layout.offload == "all" else 0.0)
+    each = 14.0 + (2.0 if layout.offload == "all" else 0.0)
     return layout.offload_ratio * each * held * cluster.gpus_per_node

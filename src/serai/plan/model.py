@@ -53,14 +53,22 @@ class Model:
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
             raise SpecError(
-                f"arch is {self.arch!r}", code="S134", where="model.arch", expected="one of " + ", ".join(ARCHITECTURES)
+                f"arch is {self.arch!r}",
+                code="S134",
+                where="model.arch",
+                expected="one of " + ", ".join(ARCHITECTURES),
             )
         for field in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "head_dim"):
             value = getattr(self, field)
             if value is None and field in ("kv_heads", "ffn", "head_dim"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SpecError(f"{field} is {value!r}", code="S134", where=f"model.{field}", expected="a whole number ≥ 1")
+                raise SpecError(
+                    f"{field} is {value!r}",
+                    code="S134",
+                    where=f"model.{field}",
+                    expected="a whole number ≥ 1",
+                )
         for field in ("experts", "top_k", "shared_experts", "dense_layers"):
             if getattr(self, field) is None:
                 object.__setattr__(self, field, 0)
@@ -207,7 +215,9 @@ class Model:
         """Forward FLOPs a token: linear layers, attention, and the vocabulary projection."""
         head = 2.0 * self.hidden * self.vocab
         if self.arch == "vit":
-            head = head / seq + 2.0 * 768 * self.hidden  # the classifier sees one token, the patch embedding all
+            head = (
+                head / seq + 2.0 * 768 * self.hidden
+            )  # the classifier sees one token, the patch embedding all
         half = 0.5 if causal and self.causal else 1.0
         return self.linear_flops + half * self.attention_flops(seq) + head
 
@@ -223,5 +233,7 @@ class Model:
         if convention == "hardware":
             return 3 * self.forward_flops(seq) + self.linear_flops + self.attention_flops(seq)
         if convention != "model":
-            raise SpecError(f"convention is {convention!r}", code="S134", expected="model, causal or hardware")
+            raise SpecError(
+                f"convention is {convention!r}", code="S134", expected="model, causal or hardware"
+            )
         return 3 * self.forward_flops(seq)

@@ -32,7 +32,7 @@ def node_rate(cluster: Cluster, k: Constants, nodes: float) -> float:
 
     ``inter`` · (nodes/16) ** -decay of the line rate, never above 92 % of it.
     """
-    share = k.inter * (max(nodes, 2.0) / 16.0) ** -k.decay
+    share = k.inter * float((max(nodes, 2.0) / 16.0) ** -k.decay)
     return cluster.node_bytes_per_s * min(share, 0.92)
 
 

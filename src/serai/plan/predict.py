@@ -88,7 +88,9 @@ class Prediction:
         return {term.name: term.value for term in self.terms if term.kind == "memory"}
 
 
-def predict(model: Model, cluster: Cluster, layout: Layout, *, profile: str | Profile | None = None) -> Prediction:
+def predict(
+    model: Model, cluster: Cluster, layout: Layout, *, profile: str | Profile | None = None
+) -> Prediction:
     """Predict one training step.
 
     ``profile`` names a calibration profile (or is one); by default the one nearest to the hardware and the
@@ -98,7 +100,7 @@ def predict(model: Model, cluster: Cluster, layout: Layout, *, profile: str | Pr
     dp = layout.data_parallel(cluster.gpus)
     if layout.zero is None:
         return _choose_zero(model, cluster, layout, profile, dp)
-    zero = layout.zero if dp * layout.cp > 1 else 0
+    zero = layout.zero
     named = profile is not None
     if profile is None:
         profile = choose_profile(cluster, layout)
@@ -139,7 +141,9 @@ def predict(model: Model, cluster: Cluster, layout: Layout, *, profile: str | Pr
         tflops_per_gpu=flops * rate / cluster.gpus / 1e12,
         flops_formula=_FORMULAS["model"],
         terms=tuple(terms),
-        warnings=tuple(_warnings(model, cluster, layout, used, far, totals[worst], host, classes[worst], zero)),
+        warnings=tuple(
+            _warnings(model, cluster, layout, used, far, totals[worst], host, classes[worst], zero)
+        ),
         profile=used.name,
         host_memory_gb=host,
         samples_per_s=rate / layout.seq_len,
@@ -154,7 +158,9 @@ def _recomputed_flops(model: Model, layout: Layout) -> float:
     return 0.0
 
 
-def _choose_zero(model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, dp: int) -> Prediction:
+def _choose_zero(
+    model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, dp: int
+) -> Prediction:
     """The fastest ZeRO stage that fits, the lowest stage among equals; the smallest memory if none does."""
     stages = (0, 1, 2, 3) if dp * layout.cp > 1 else (0,)
     tried = [predict(model, cluster, layout.replace(zero=stage), profile=profile) for stage in stages]
@@ -182,7 +188,9 @@ def _warnings(
             f"{cluster.gpu.name} with this kind of layout was never measured here: data-sheet rates and average software"
         )
     for name, doublings in sorted(far.items(), key=lambda item: -item[1]):
-        said.append(f"{name} lies {doublings:.1f} doublings outside what {profile.name} was calibrated on: the interval is wider")
+        said.append(
+            f"{name} lies {doublings:.1f} doublings outside what {profile.name} was calibrated on: the interval is wider"
+        )
     if memory > cluster.memory_gb:
         most = max(worst, key=lambda term: term.bytes)
         said.append(

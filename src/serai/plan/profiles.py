@@ -17,7 +17,15 @@ from serai.plan.layout import Layout
 from serai.plan.memory import MemoryConstants
 from serai.plan.model import Model
 
-__all__ = ["Profile", "choose_profile", "coordinates", "load_profile", "profile_names", "read_profile", "write_profile"]
+__all__ = [
+    "Profile",
+    "choose_profile",
+    "coordinates",
+    "load_profile",
+    "profile_names",
+    "read_profile",
+    "write_profile",
+]
 
 _FOLDER = Path(__file__).with_name("profiles")
 DEFAULT = "default"
@@ -89,7 +97,11 @@ def _profile(document: dict[str, Any]) -> Profile:
         name=document["name"],
         constants=Constants(**{k: float(v) for k, v in document.get("constants", {}).items() if k in known}),
         memory=MemoryConstants(
-            **{k: float(v) for k, v in document.get("memory", {}).items() if k in MemoryConstants.__dataclass_fields__}
+            **{
+                k: float(v)
+                for k, v in document.get("memory", {}).items()
+                if k in MemoryConstants.__dataclass_fields__
+            }
         ),
         spread=float(residual.get("spread", 0.3)),
         between=float(residual.get("between", 0.3)),
@@ -109,7 +121,9 @@ def write_profile(profile: Profile, path: Path) -> None:
     lines += ["", "[constants]"]
     lines += [f"{name} = {value:.4g}" for name, value in profile.constants.as_dict().items()]
     lines += ["", "[memory]"]
-    lines += [f"{name} = {getattr(profile.memory, name):.4g}" for name in MemoryConstants.__dataclass_fields__]
+    lines += [
+        f"{name} = {getattr(profile.memory, name):.4g}" for name in MemoryConstants.__dataclass_fields__
+    ]
     lines += ["", "[residuals]", f"rows = {profile.rows}"]
     lines += [f"{name} = {getattr(profile, name):.4f}" for name in ("spread", "between", "widen")]
     lines += ["", "[hull]", "# log2 of each coordinate, lowest and highest"]

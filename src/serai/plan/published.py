@@ -68,7 +68,12 @@ def read_folder(folder: Path) -> list[Row]:
     """Every row of every file in ``folder`` that has the columns. Raises ``SpecError`` S135 if there is none."""
     rows = [row for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
     if not rows:
-        raise SpecError(f"no published rows in {folder}", code="S135", where=str(folder), expected="CSV files with a source_id column")
+        raise SpecError(
+            f"no published rows in {folder}",
+            code="S135",
+            where=str(folder),
+            expected="CSV files with a source_id column",
+        )
     return rows
 
 
@@ -95,7 +100,7 @@ def _whole(text: str | None, default: int = 0) -> int:
 def _network(record: dict[str, str], nodes: int, gpn: int) -> float | None:
     """Gb/s per node, where the row's text says it."""
     text = record["interconnect"]
-    if "unstated" in text and "class" not in text or "Selene" in text or nodes == 1:
+    if ("unstated" in text and "class" not in text) or "Selene" in text or nodes == 1:
         return None
     for pattern, each in (
         (r"(\d+)\s*[x×]\s*(?:Omni-Path )?(\d+)\s*Gb/s", True),
@@ -153,8 +158,14 @@ def _row(record: dict[str, str]) -> Row | None:
 
     tp, pp, cp = (_whole(record[name], 1) for name in ("tp", "pp", "cp"))
     dp = count // (tp * pp * cp)
-    seq, micro, total = _whole(record["seq_len"]), _whole(record["micro_batch"]), _whole(record["global_batch"])
-    if source == "zeropp" and (found := re.match(r"(\d+) tokens", record["micro_batch"] + record["sharding"] + record["notes"])):
+    seq, micro, total = (
+        _whole(record["seq_len"]),
+        _whole(record["micro_batch"]),
+        _whole(record["global_batch"]),
+    )
+    if source == "zeropp" and (
+        found := re.match(r"(\d+) tokens", record["micro_batch"] + record["sharding"] + record["notes"])
+    ):
         seq, micro = 1024, int(found[1]) // 1024
     if not seq:
         if "tokens per GPU" not in record["micro_batch"]:
@@ -164,16 +175,35 @@ def _row(record: dict[str, str]) -> Row | None:
     if not micro:
         micro = 1
         assumed.append("micro_batch")
-    accum = _whole(record["grad_accum"]) or max(1, round(total / (dp * micro))) if total or record["grad_accum"] else pp
+    accum = (
+        _whole(record["grad_accum"]) or max(1, round(total / (dp * micro)))
+        if total or record["grad_accum"]
+        else pp
+    )
     text = record["act_ckpt"]
     recompute = "full" if text.startswith("full") else "selective" if text.startswith("selective") else "none"
     if "MaxText" in record["sharding"] or "PaxML" in record["sharding"]:
         recompute = "full"
         assumed.append("recompute")
     if source == "azureml_guide":
-        record = {**record, "zero_stage": "1"}  # DeepSpeed's BF16 optimizer divides its state whatever the stage
-    zero = int(record["zero_stage"]) if record["zero_stage"].isdigit() else 1 if source != "korthikanti_2022" else 0
-    precision = "fp8" if "fp8" in record["precision"] else "fp16" if record["precision"].startswith("fp16") else "bf16"
+        record = {
+            **record,
+            "zero_stage": "1",
+        }  # DeepSpeed's BF16 optimizer divides its state whatever the stage
+    zero = (
+        int(record["zero_stage"])
+        if record["zero_stage"].isdigit()
+        else 1
+        if source != "korthikanti_2022"
+        else 0
+    )
+    precision = (
+        "fp8"
+        if "fp8" in record["precision"]
+        else "fp16"
+        if record["precision"].startswith("fp16")
+        else "bf16"
+    )
     offload = None
     if "cpu (params" in record["offload"] or record["offload"].startswith("cpu ("):
         offload = "all"
@@ -191,7 +221,16 @@ def _row(record: dict[str, str]) -> Row | None:
     if step is None and hardware is not None and record["flops_kind"].startswith("hardware"):
         if "CUDA_LAUNCH_BLOCKING=1" in record["notes"]:
             return None
-        step = model.flops_per_token(seq, convention="hardware") * micro * accum * dp * seq / count / hardware / 1e12
+        step = (
+            model.flops_per_token(seq, convention="hardware")
+            * micro
+            * accum
+            * dp
+            * seq
+            / count
+            / hardware
+            / 1e12
+        )
         assumed.append("step time from TFLOPs")
     if "ZeRO++" in record["sharding"]:
         return None  # quantised collectives: not a layout the planner has

@@ -50,10 +50,20 @@ def model_from_hf(config: Any) -> Model:
             where="model",
             expected="hidden_size (n_embd, d_model), num_hidden_layers (n_layer) and num_attention_heads (n_head)",
         )
-    vit = kind in ("vit", "deit", "dinov2") or "patch_size" in values and "vocab_size" not in values
+    vit = kind in ("vit", "deit", "dinov2") or ("patch_size" in values and "vocab_size" not in values)
     experts = _first(values, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0
     top_k = _first(values, "num_experts_per_tok", "moe_topk", "moe_top_k") or (1 if experts else 0)
-    arch = "vit" if vit else "bert" if kind in _BERT else "gpt" if kind in _PLAIN else "moe" if experts > 1 else "llama"
+    arch = (
+        "vit"
+        if vit
+        else "bert"
+        if kind in _BERT
+        else "gpt"
+        if kind in _PLAIN
+        else "moe"
+        if experts > 1
+        else "llama"
+    )
     if kind == "falcon" and not values.get("multi_query"):
         kv_default = heads
     else:
@@ -77,7 +87,9 @@ def model_from_hf(config: Any) -> Model:
         vocab=labels if vit else _first(values, "vocab_size") or 50257,
         experts=experts if arch == "moe" else 0,
         top_k=top_k if arch == "moe" else 0,
-        shared_experts=int(_first(values, "n_shared_experts", "num_shared_experts") or 0) if arch == "moe" else 0,
+        shared_experts=int(_first(values, "n_shared_experts", "num_shared_experts") or 0)
+        if arch == "moe"
+        else 0,
         dense_layers=int(values.get("first_k_dense_replace") or 0) if arch == "moe" else 0,
         dense_ffn=dense_ffn,
         head_dim=values.get("head_dim") if not values.get("kv_lora_rank") else None,
@@ -102,7 +114,8 @@ def model_from_module(module: Any, *, seq_len: int = 2048) -> Model:
 
     modules = list(module.named_modules())
     blocks = max(
-        (len(child) for _, child in modules if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))), default=1
+        (len(child) for _, child in modules if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))),
+        default=1,
     )
     linears = [child for _, child in modules if isinstance(child, torch.nn.Linear)]
     embeddings = [child for _, child in modules if isinstance(child, torch.nn.Embedding)]
@@ -115,10 +128,16 @@ def model_from_module(module: Any, *, seq_len: int = 2048) -> Model:
         )
     vocabulary = max((child.num_embeddings for child in embeddings), default=1000)
     widths = Counter(child.in_features for child in linears)
-    hidden = max(embeddings, key=lambda e: e.num_embeddings).embedding_dim if embeddings else widths.most_common(1)[0][0]
+    hidden = (
+        max(embeddings, key=lambda e: e.num_embeddings).embedding_dim
+        if embeddings
+        else widths.most_common(1)[0][0]
+    )
     inside = [child for child in linears if vocabulary not in (child.out_features, child.in_features)]
     ffn = max((child.in_features for child in inside if child.in_features > hidden), default=4 * hidden)
-    gated = sum(1 for child in inside if child.out_features == ffn) > sum(1 for child in inside if child.in_features == ffn)
+    gated = sum(1 for child in inside if child.out_features == ffn) > sum(
+        1 for child in inside if child.in_features == ffn
+    )
     heads = next(
         (
             int(value)

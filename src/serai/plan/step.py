@@ -26,7 +26,7 @@ def smooth_max(a: float, b: float, p: float) -> float:
     if a <= 0 or b <= 0:
         return max(a, b)
     big, small = (a, b) if a >= b else (b, a)
-    return big * (1.0 + (small / big) ** p) ** (1.0 / p)
+    return big * float((1.0 + (small / big) ** p) ** (1.0 / p))
 
 
 def _stages(layers: int, pp: int) -> tuple[int, int]:
@@ -40,7 +40,6 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     dp = layout.data_parallel(cluster.gpus)
     tp, pp, cp, ep, ga, vpp = layout.tp, layout.pp, layout.cp, layout.ep, layout.grad_accum, layout.virtual_pp
     tokens = layout.micro_batch * layout.seq_len / cp
-    gpn = cluster.gpus_per_node
     size = 4 if layout.precision == "fp32" else 2
 
     dense = layer_time(model, cluster, layout, k, moe=False)
@@ -84,7 +83,11 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     per_layer = whole / model.layers
     ends = head + embedding
     if pp > 1:
-        slowest = max(most * per_layer, last * per_layer + head, (most if last == most else most - 1) * per_layer + embedding)
+        slowest = max(
+            most * per_layer,
+            last * per_layer + head,
+            (most if last == most else most - 1) * per_layer + embedding,
+        )
     else:
         slowest = whole + ends
     mean = (whole + ends) / pp
@@ -92,7 +95,7 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     bubble = (pp - 1) / vpp * mean
     sends = 0.0
     if pp > 1:
-        outside = tp * cp * dp * pp > gpn and tp * cp >= min(gpn, cluster.domain) / 1.0 or cluster.nodes > 1
+        outside = cluster.gpus > cluster.domain
         message = tokens * model.hidden * size / tp
         one = network.send(cluster, k, message, inside=not outside)
         sends = 2 * vpp * one * k.pp_exposed * (ga + pp - 1)
@@ -152,12 +155,21 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
         StepTerm("fixed", k.step_ms * 1e-3, "host time of a step"),
     ]  # fmt: skip
     if layout.offload:
-        terms += _offload(model, cluster, layout, held, local, ga, on_host, smooth_max(compute, raw, k.overlap))
+        terms += _offload(
+            model, cluster, layout, held, local, ga, on_host, smooth_max(compute, raw, k.overlap)
+        )
     return terms
 
 
 def _offload(
-    model: Model, cluster: Cluster, layout: Layout, held: float, local: float, ga: int, share: float, hidden_by: float
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    held: float,
+    local: float,
+    ga: int,
+    share: float,
+    hidden_by: float,
 ) -> list[StepTerm]:
     """CPU Adam reads 16 and writes 14 bytes a parameter in host DRAM; gradients go down and weights up once.
 
@@ -173,5 +185,9 @@ def _offload(
     if layout.offload == "all":
         fetch = share * held * 2 * 2 * ga / pcie
         exposed = smooth_max(hidden_by, fetch, 3.0) - hidden_by
-        terms.append(StepTerm("weight fetches", exposed, "2 · ratio · held · 2 bytes · grad_accum / PCIe beyond compute"))
+        terms.append(
+            StepTerm(
+                "weight fetches", exposed, "2 · ratio · held · 2 bytes · grad_accum / PCIe beyond compute"
+            )
+        )
     return terms
