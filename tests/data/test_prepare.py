@@ -189,10 +189,10 @@ def test_files_folders_patterns_and_json_lines_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "pattern", "code", "where"),
     [
-        ("a.txt", b"text", "b*.txt", "S121", "data.text"),
-        ("a.txt", b"caf\xe9 au lait", "a.txt", "S122", "a.txt at byte 3"),
-        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}\n', "a.jsonl", "S122", "a.jsonl:2"),
-        ("a.txt", b"a few words only", "a.txt", "S123", "data"),
+        ("a.txt", b"text", "b*.txt", "S141", "data.text"),
+        ("a.txt", b"caf\xe9 au lait", "a.txt", "S142", "a.txt at byte 3"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}\n', "a.jsonl", "S142", "a.jsonl:2"),
+        ("a.txt", b"a few words only", "a.txt", "S143", "data"),
     ],
 )
 def test_unusable_text_is_a_clear_error(
@@ -270,7 +270,7 @@ def test_the_command_prints_one_object_and_its_failure_too(
     assert printed["schema_version"] == 1
     assert Prepared.load(tmp_path / "prepared.json").fingerprint == printed["fingerprint"]
     assert main([*common, "--base", str(tmp_path / "nowhere")]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "S121"
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "S141"
 
 
 def test_preparation_imports_no_torch(tmp_path: Path) -> None:
@@ -336,4 +336,4 @@ def test_offline_without_the_archive_says_what_to_do(tmp_path: Path, monkeypatch
 def test_an_unknown_corpus_is_a_spec_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         read_corpus("middlemarch", cache=tmp_path)
-    assert caught.value.code == "S120"
+    assert caught.value.code == "S140"

@@ -63,13 +63,13 @@ def read_corpus(name: str, *, cache: Path) -> list[Document]:
     """The documents of a named corpus, fetched into ``cache`` on first use.
 
     Raises:
-        SpecError: no such corpus (S120).
+        SpecError: no such corpus (S140).
         Unreachable: the archive is neither here nor to be had (S220).
     """
     if name not in CORPORA:
         raise SpecError(
             f"there is no corpus named {name!r}",
-            code="S120",
+            code="S140",
             where="data.corpus",
             expected=f"one of: {', '.join(sorted(CORPORA))}",
             next_step="use one of these, or `data: {text: [my-texts/]}` for files of your own",
@@ -94,7 +94,7 @@ def read_files(patterns: Sequence[str], *, base: Path) -> list[Document]:
     (its ``text`` field). A file that is named directly may have any other suffix and is plain text.
 
     Raises:
-        SpecError: a pattern matches nothing (S121), or a file is not text (S122).
+        SpecError: a pattern matches nothing (S141), or a file is not text (S142).
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -102,7 +102,7 @@ def read_files(patterns: Sequence[str], *, base: Path) -> list[Document]:
         if not found:
             raise SpecError(
                 f"no text file matches {pattern!r}",
-                code="S121",
+                code="S141",
                 where="data.text",
                 expected=f"a file, a folder or a pattern of {', '.join(_TEXT_SUFFIXES)} files below {base}",
                 next_step=f"list what is there with `ls {base}`",
@@ -144,7 +144,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{path.name} is not UTF-8 text",
-            code="S122",
+            code="S142",
             where=f"{path} at byte {error.start}",
             expected="UTF-8",
             next_step=f"convert it: iconv -f ISO-8859-1 -t UTF-8 {path.name} > {path.stem}.utf8.txt",
@@ -172,7 +172,7 @@ def _lines_of(text: str, name: str) -> list[Document]:
         if not isinstance(body, str):
             raise SpecError(
                 f"line {number} of {name} is not a JSON object with a `text` string",
-                code="S122",
+                code="S142",
                 where=f"{name}:{number}",
                 expected='lines such as {"text": "..."}',
                 next_step=f"look at it with `sed -n {number}p {name}`",

@@ -107,7 +107,7 @@ def prepare(
         report: called with a line for people when a slow stage begins.
 
     Raises:
-        SpecError: the text is missing, is no text, or too little (S120–S123).
+        SpecError: the text is missing, is no text, or too little (S140–S143).
         Unreachable: a named corpus cannot be fetched (S220).
         StorageError: the cache cannot be written.
     """
@@ -174,7 +174,7 @@ def _split(
 def _too_little(what: str) -> SpecError:
     return SpecError(
         f"too little text to train on: {what}",
-        code="S123",
+        code="S143",
         where="data",
         expected="at least two documents (files), and one full row of `data.seq_len` tokens to train on",
         next_step="add text to `data.text`, or lower `data.seq_len`",
