@@ -7,6 +7,7 @@
     ├── StorageError         whoever owns the storage (exit 1)
     │   ├── NotFoundInStorage, StorageDenied, StorageFull
     │   └── StorageTransient worth a retry: time-outs, 5xx, short reads
+    │       └── StorageUnreachable   no answer at all; an Unreachable as well (exit 69)
     ├── CheckpointError      the checkpoint engine (exit 1)
     │   ├── CheckpointNotFound
     │   ├── CheckpointCorrupt    bytes do not verify; never loaded silently
@@ -43,6 +44,7 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "StorageTransient",
+    "StorageUnreachable",
     "TrainingError",
     "Unreachable",
     "UnsafeObject",
@@ -186,6 +188,11 @@ class StorageFull(StorageError):
 
 class StorageTransient(StorageError):
     default_code = "S304"
+
+
+class StorageUnreachable(StorageTransient, Unreachable):
+    default_code = "S311"
+    exit_code = 69
 
 
 class CheckpointError(SeraiError):

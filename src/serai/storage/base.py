@@ -88,7 +88,7 @@ class Storage(ABC):
             raise StorageError(
                 f"{key} has {stored} bytes where {size} were written",
                 code="S307",
-                where=f"{self.url}/{key}",
+                where=f"{key} in {self.url}",
                 expected=f"{size} bytes",
                 next_step="serai explain S307",
             )
@@ -106,8 +106,6 @@ class Storage(ABC):
             digest.update(view)
         return digest.hexdigest()
 
+    @abstractmethod
     def read(self, key: str) -> bytes:
-        """The whole object."""
-        data = bytearray(self.size(key))
-        self.read_into(key, 0, memoryview(data))
-        return bytes(data)
+        """The whole object, as one writer left it, even while another replaces it."""

@@ -59,30 +59,17 @@ class LocalStorage(Storage):
                 raise NotFoundInStorage(f"{key} is a folder, no object", where=str(path))
             return found.st_size
 
+    def read(self, key: str) -> bytes:
+        with self._opened(key) as (descriptor, size):
+            data = bytearray(size)
+            self._fill(descriptor, key, 0, memoryview(data))
+            return bytes(data)
+
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        path = self._existing(key)
-        view = buffer.cast("B")
         if offset < 0:
             raise ValueError(f"offset {offset} is negative")
-        with self._errors(key, "read"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise NotFoundInStorage(f"{key} is a folder, no object", where=str(path))
-                done = 0
-                while done < len(view):
-                    count = os.preadv(descriptor, [view[done : done + _READ_BLOCK]], offset + done)
-                    if count == 0:
-                        raise StorageError(
-                            f"{key} ends at byte {offset + done}",
-                            code="S307",
-                            where=f"{path}@{offset}",
-                            expected=f"{len(view)} bytes from offset {offset}",
-                            next_step="serai ckpt verify: the file was cut short",
-                        )
-                    done += count
-            finally:
-                os.close(descriptor)
+        with self._opened(key) as (descriptor, _):
+            self._fill(descriptor, key, offset, buffer.cast("B"))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         check_prefix(prefix)
@@ -269,6 +256,34 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
+        """The descriptor and size of one object; a later ``put`` does not change what it shows."""
+        path = self._existing(key)
+        with self._errors(key, "read"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    raise NotFoundInStorage(f"{key} is a folder, no object", where=str(path))
+                yield descriptor, found.st_size
+            finally:
+                os.close(descriptor)
+
+    def _fill(self, descriptor: int, key: str, offset: int, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done : done + _READ_BLOCK]], offset + done)
+            if count == 0:
+                raise StorageError(
+                    f"{key} ends at byte {offset + done}",
+                    code="S307",
+                    where=f"{self.path / key}@{offset}",
+                    expected=f"{len(view)} bytes from offset {offset}",
+                    next_step="serai ckpt verify: the file was cut short",
+                )
+            done += count
 
     def _blocks(self, key: str, size: int) -> Iterator[memoryview]:
         block = bytearray(min(size, 16 << 20))
