@@ -57,5 +57,7 @@ class RetryConfig(Config):
         "killed and relaunched; null: never.",
     )
     stop_grace_s: float = Field(
-        300.0, gt=0, description="Seconds that a stop request leaves for the last save before the processes are killed."
+        300.0,
+        gt=0,
+        description="Seconds that a stop request leaves for the last save before the processes are killed.",
     )
