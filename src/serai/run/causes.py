@@ -35,6 +35,7 @@ class Cause(StrEnum):
     CRASH = "crash"
     COLLECTIVE = "collective"
     HANG = "hang"
+    CHECKPOINT = "checkpoint"
     LAUNCHER = "launcher"
 
 
@@ -97,6 +98,14 @@ _RULES: dict[Cause, Rule] = {
         "see the logs; raise retry.hang_timeout_s if steps or evaluations really take that long",
         4,
     ),
+    Cause.CHECKPOINT: Rule(
+        "S523",
+        "a checkpoint could not be saved or restored",
+        True,
+        2,
+        "see the log; serai ckpt verify tells what is whole",
+        5,
+    ),
     Cause.COLLECTIVE: Rule(
         "S520", "the processes lost one another", True, 2, "see the logs of every rank for the first error", 2
     ),
@@ -154,6 +163,7 @@ _NAMED = {
     "collective": Cause.COLLECTIVE,
     "collective_timeout": Cause.COLLECTIVE,
     "hang": Cause.HANG,
+    "checkpoint": Cause.CHECKPOINT,
 }
 _CRASHES = frozenset(
     {

@@ -266,7 +266,7 @@ class _Supervisor:
                     pids=[attempt.pids[rank] for rank in sorted(attempt.pids)],
                     launcher_pid=attempt.launcher_pid,
                 )
-            self._progress.poll()
+            self._tell(self._progress.poll())
             self._show()
             requests = self._stops.look()
             if requests:
@@ -291,6 +291,16 @@ class _Supervisor:
                 self._console.line(f"no sign of life for {hang:.0f} s: killing the processes")
                 attempt.kill_workers()
         return hang
+
+    def _tell(self, news: list[dict[str, Any]]) -> None:
+        """What a person should hear of at once, though training goes on."""
+        for event in news:
+            if event["kind"] == "save_failed":
+                self._console.line(f"the save of step {event['step']} failed: {event['message']}")
+            elif event["kind"] == "restored" and event["rank"] == 0:
+                self._console.line(
+                    f"resumed from step {event['step']} ({event['tier']}, {event['seconds']:.2f} s)"
+                )
 
     def _may_hang(self) -> bool:
         """A script that never wrote an event cannot be judged by its events."""
