@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from serai.checkpoint.config import CheckpointConfig
+from serai.context import RunContext
 from serai.data.config import DataConfig
 from serai.errors import SpecError
 from serai.run.config import ResourcesConfig, RetryConfig
+from serai.run.launcher_request import LaunchRequest
+from serai.run.workspace import Run
 
-__all__ = ["Job", "worker_threads"]
+__all__ = ["Job", "launch_request", "worker_threads"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,23 @@ def worker_threads(resources: ResourcesConfig, environ: Mapping[str, str]) -> st
         return environ["OMP_NUM_THREADS"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return str(max(1, cores // resources.processes))
+
+
+def launch_request(run: Run, *, attempt: int, run_id: str, shutdown_timeout_s: int = 10) -> LaunchRequest:
+    """What the supervisor asks of the launcher for one attempt of a run."""
+    job = Job.from_document(run.resolved(), folder=run.job_folder(run.state()))
+    context = RunContext(run_dir=run.path, attempt=attempt, checkpoints=job.checkpoint_root(run.path))
+    return LaunchRequest(
+        command=job.command(run.resolved_path),
+        processes=job.resources.processes,
+        run_id=run_id,
+        log_dir=str(run.log_dir(attempt)),
+        working_folder=str(job.folder),
+        environment={
+            **context.environment(),
+            "OMP_NUM_THREADS": worker_threads(job.resources, os.environ),
+            "PYTHONUNBUFFERED": "1",
+        },
+        master_port=job.resources.master_port,
+        shutdown_timeout_s=shutdown_timeout_s,
+    )

@@ -1,4 +1,4 @@
-"""What the supervisor asks of the launcher; a file of its own so that neither imports the other."""
+"""What the supervisor asks of the launcher; a file of its own so that the launcher imports little."""
 
 from __future__ import annotations
 

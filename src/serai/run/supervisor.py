@@ -15,7 +15,6 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from serai.context import RunContext
 from serai.errors import EnvironmentFault, SeraiError
 from serai.events import EventWriter
 from serai.run import report
@@ -23,7 +22,7 @@ from serai.run.adopt import adopt
 from serai.run.attempt import Attempt
 from serai.run.causes import Failure, classify, oom_kills
 from serai.run.console import Console
-from serai.run.job import Job, worker_threads
+from serai.run.job import Job, launch_request
 from serai.run.launcher_request import LaunchRequest
 from serai.run.policy import RetryPolicy
 from serai.run.processes import sweep
@@ -235,21 +234,8 @@ class _Supervisor:
         return self._judge(attempt, hang_s=hang_s, oom_killed=oom_kills() > kills_before)
 
     def _request(self) -> LaunchRequest:
-        context = RunContext(run_dir=self._run.path, attempt=self._number, checkpoints=self._root)
-        return LaunchRequest(
-            command=self._job.command(self._run.resolved_path),
-            processes=self._processes,
-            run_id=f"{self._run.id}-{self._number}-{uuid.uuid4().hex[:8]}",
-            log_dir=str(self._run.log_dir(self._number)),
-            working_folder=str(self._job.folder),
-            environment={
-                **context.environment(),
-                "OMP_NUM_THREADS": worker_threads(self._job.resources, os.environ),
-                "PYTHONUNBUFFERED": "1",
-            },
-            master_port=self._job.resources.master_port,
-            shutdown_timeout_s=_SHUTDOWN_S,
-        )
+        run_id = f"{self._run.id}-{self._number}-{uuid.uuid4().hex[:8]}"
+        return launch_request(self._run, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S)
 
     def _watch(self, attempt: Attempt) -> float | None:
         """Until nothing of the attempt is left. Returns the seconds of silence if it had to be killed for a hang."""
