@@ -142,7 +142,9 @@ def _class(
         layer += model.expert_params / model.moe_layers / (layout.ep if layout.ep > 1 else tp)
     live = 0.0
     if zero == 3 and ranks > 1:
-        live = (max(1.5 * layer, ends / tp) + layer) * 2.0
+        # DeepSpeed and FSDP gather at most a block, and of a huge block at most one matrix at a time
+        unit = min(layer, max(1e9, model.hidden * model.width / tp))
+        live = (max(1.5 * unit, ends / tp) + unit) * 2.0
         live = min(live, (dense + experts) * 4.0)
     elif zero >= 1 and ranks > 1:
         live = min((dense + experts) * 2.0, 5e8 * 2.0)  # bucket of the gradient reduction
@@ -150,7 +152,7 @@ def _class(
         MemoryTerm(
             "live buffers",
             live,
-            "ZeRO-3: 1 layer gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket",
+            "ZeRO-3: 1 block (at most 10⁹ or one matrix) gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket",
         )
     )
 
@@ -167,6 +169,7 @@ def _class(
     if layout.recompute == "full":
         kept = entry * layers * flights
         working = whole + quadratic  # one layer lives again, its scores twice in backward
+        kept *= 1 - off_weights  # offload "all" sends the kept inputs to the host too
     elif layout.recompute == "selective":
         kept = (whole - (0.0 if layout.flash else quadratic)) * layers * flights
         working = 0.0 if layout.flash else quadratic
@@ -221,4 +224,8 @@ def host_bytes(model: Model, cluster: Cluster, layout: Layout, zero: int) -> flo
     ranks = layout.data_parallel(cluster.gpus) * layout.cp
     held = model.params / (layout.tp * layout.pp) / (ranks if zero >= 1 else 1)
     each = 14.0 + (2.0 if layout.offload == "all" else 0.0)
-    return layout.offload_ratio * each * held * cluster.gpus_per_node
+    kept = 0.0
+    if layout.offload == "all" and layout.recompute == "full":
+        _, entry, _ = activation_bytes(model, layout, moe=False)
+        kept = entry * model.layers / layout.pp * (min(layout.grad_accum, layout.pp))
+    return layout.offload_ratio * (each * held + kept) * cluster.gpus_per_node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, hypot
+from math import exp
 
 from serai.plan.cluster import Cluster
 from serai.plan.layout import Layout
@@ -89,19 +89,25 @@ class Prediction:
 
 
 def predict(
-    model: Model, cluster: Cluster, layout: Layout, *, profile: str | Profile | None = None
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    profile: str | Profile | None = None,
+    named: bool | None = None,
 ) -> Prediction:
     """Predict one training step.
 
     ``profile`` names a calibration profile (or is one); by default the one nearest to the hardware and the
-    layout's style is taken. Never raises for what merely does not fit (``fits`` is False); raises
+    layout's style is taken. ``named`` says whether the profile is known to be this very software (default:
+    whether one was given): the interval is narrower then. Never raises for what merely does not fit (``fits`` is False); raises
     ``SpecError`` for what cannot exist: a world size that does not divide.
     """
     dp = layout.data_parallel(cluster.gpus)
     if layout.zero is None:
         return _choose_zero(model, cluster, layout, profile, dp)
     zero = layout.zero
-    named = profile is not None
+    named = (profile is not None) if named is None else named
     if profile is None:
         profile = choose_profile(cluster, layout)
     used = load_profile(profile) if isinstance(profile, str) else profile
@@ -114,9 +120,9 @@ def predict(
     host = host_bytes(model, cluster, layout, zero) / 1e9
     fits = totals[worst] <= cluster.memory_gb and host <= cluster.host_memory_gb
 
-    far = used.outside(coordinates(model, cluster, layout))
-    half = used.spread if named else hypot(used.spread, 0.75 * used.between)
-    half = hypot(half, used.widen * sum(far.values()))
+    place = coordinates(model, cluster, layout)
+    far = used.outside(place)
+    half = used.half_width(place, cluster.gpu.generation, named=named)
     tokens = layout.micro_batch * layout.grad_accum * dp * layout.seq_len
     rate = tokens / step
     flops = model.flops_per_token(layout.seq_len)
