@@ -57,7 +57,9 @@ class Report:
 
 def _line(source: str, pairs: Sequence[tuple[Row, Prediction]]) -> Line:
     ratio = np.array([p.step_time_s / (row.step_time_s or 1.0) for row, p in pairs])
-    inside = [p.step_time_interval_s[0] <= (row.step_time_s or 0) <= p.step_time_interval_s[1] for row, p in pairs]
+    inside = [
+        p.step_time_interval_s[0] <= (row.step_time_s or 0) <= p.step_time_interval_s[1] for row, p in pairs
+    ]
     size = np.abs(ratio - 1)
     names = sorted({p.profile for _, p in pairs})
     return Line(
@@ -87,7 +89,9 @@ def check(folder: Path | None = None) -> Report:
     columns = {
         "fitted": _column(with_time, {i: (fit.own(row), True) for i, row in enumerate(with_time)}),
         "unnamed": _column(with_time, {i: (fit.chosen(row), False) for i, row in enumerate(with_time)}),
-        "left out": _column(with_time, {i: (lefts[row.source].chosen(row), False) for i, row in enumerate(with_time)}),
+        "left out": _column(
+            with_time, {i: (lefts[row.source].chosen(row), False) for i, row in enumerate(with_time)}
+        ),
     }
     headline = []
     for row in rows:
@@ -127,14 +131,18 @@ def check(folder: Path | None = None) -> Report:
 def render(report: Report) -> str:
     """The tables as text."""
     out = [f"Step time, predicted against {report.folder}"]
-    out.append(f"{'source':24}{'rows':>6}{'fitted':>9}{'80 % in':>9}{'unnamed':>9}{'80 % in':>9}{'left out':>10}{'bias':>8}{'80 % in':>9}")
+    out.append(
+        f"{'source':24}{'rows':>6}{'fitted':>9}{'80 % in':>9}{'unnamed':>9}{'80 % in':>9}{'left out':>10}{'bias':>8}{'80 % in':>9}"
+    )
     for a, b, c in zip(report.fitted, report.unnamed, report.left_out, strict=True):
         out.append(
             f"{a.source:24}{a.rows:6d}{a.mean:9.1%}{a.coverage:9.0%}{b.mean:9.1%}{b.coverage:9.0%}{c.mean:10.1%}{c.bias:+8.2f}{c.coverage:9.0%}"
         )
     share = report.coverage
     out.append(f"{'all rows':24}{sum(x.rows for x in report.fitted):6d}{'':9}{share['fitted']:9.0%}{'':9}{share['unnamed']:9.0%}{'':18}{share['left out']:9.0%}")  # fmt: skip
-    out.append("fitted, unnamed, left out: mean |predicted/published − 1|; bias: mean log(predicted/published)")
+    out.append(
+        "fitted, unnamed, left out: mean |predicted/published − 1|; bias: mean log(predicted/published)"
+    )
     out += ["", "Headline points (TFLOPs/GPU, recomputation counted; never fitted on)"]
     for h in report.headline:
         low, high = h["interval_tflops"]

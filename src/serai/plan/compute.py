@@ -21,7 +21,16 @@ __all__ = ["LayerTime", "head_time", "layer_time"]
 
 
 #: Single-thread speed of the hosts that came with a generation, relative to Ampere's EPYC 7002: seconds a launch.
-_HOST = {"volta": 1.1, "turing": 1.1, "ampere": 1.0, "ada": 0.7, "hopper": 0.6, "blackwell": 0.5, "cdna3": 0.6, "cdna4": 0.5}
+_HOST = {
+    "volta": 1.1,
+    "turing": 1.1,
+    "ampere": 1.0,
+    "ada": 0.7,
+    "hopper": 0.6,
+    "blackwell": 0.5,
+    "cdna3": 0.6,
+    "cdna4": 0.5,
+}
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,11 @@ class LayerTime:
 
     def recompute(self, policy: str, *, flash: bool) -> float:
         """What the backward pass runs again. Selective is the attention core (and, with flash, which stores
-        nothing quadratic, the cheap element-wise outputs)."""
+        nothing quadratic, some cheap element-wise outputs too)."""
         if policy == "full":
             return self.forward
         if policy == "selective":
-            return 0.3 * self.elementwise if flash else self.attention
+            return self.attention + (0.3 * self.elementwise if flash else 0.0)
         return 0.0
 
 
@@ -110,6 +119,7 @@ def layer_time(model: Model, cluster: Cluster, layout: Layout, k: Constants, *, 
     elementwise = k.passes * traffic / hbm
 
     seq = layout.seq_len
+    q = model.core_dim
     flops = 4.0 * tokens * seq * q / tp
     if layout.flash:
         share = 0.5 if model.causal else 1.0

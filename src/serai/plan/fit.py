@@ -30,13 +30,13 @@ __all__ = [
 DEFAULT_PRIOR: dict[str, float] = {
     "gemm": 0.15, "gemm_low": 0.2, "balance": 0.5, "misaligned": 0.3, "attention": 0.3, "passes": 0.4, "launch_us": 0.7,
     "intra": 0.15, "alpha_us": 0.5, "inter": 0.4, "decay": 0.5, "overlap": 0.3, "tp_exposed": 0.3, "dp_exposed": 0.5,
-    "pp_exposed": 0.5, "step_ms": 0.7,
+    "pp_exposed": 0.5, "step_ms": 0.7, "moe_exposed": 0.3,
 }  # fmt: skip
 #: … and around the defaults, for one profile.
 PROFILE_PRIOR: dict[str, float] = {
     "gemm": 0.15, "gemm_low": 0.15, "balance": 0.4, "attention": 0.4, "passes": 0.4, "launch_us": 0.7, "inter": 0.4,
     "decay": 0.5, "overlap": 0.25, "tp_exposed": 0.4, "dp_exposed": 0.5, "step_ms": 0.7, "misaligned": 0.15, "alpha_us": 0.4,
-    "intra": 0.15, "pp_exposed": 0.5,
+    "intra": 0.15, "pp_exposed": 0.5, "moe_exposed": 0.3,
 }  # fmt: skip
 _HUBER = 0.15
 _NOISE = 0.05
@@ -66,7 +66,12 @@ def fit(
     """Minimise Σ weight · huber(residual)/noise² + Σ (log move / prior)² over the logs named in ``prior``."""
     names = [name for name in prior if getattr(start, name) > 0]
     spread = np.array([prior[name] for name in names])
-    floors = np.array([np.log(_FLOORS.get(name, 0.0) / getattr(start, name)) if name in _FLOORS else -np.inf for name in names])
+    floors = np.array(
+        [
+            np.log(_FLOORS.get(name, 0.0) / getattr(start, name)) if name in _FLOORS else -np.inf
+            for name in names
+        ]
+    )
     tops = np.array([np.log(_CAPS.get(name, np.inf) / getattr(start, name)) for name in names])
     logs = np.zeros(len(names))
 

@@ -105,7 +105,7 @@ def predict(
     """
     dp = layout.data_parallel(cluster.gpus)
     if layout.zero is None:
-        return _choose_zero(model, cluster, layout, profile, dp)
+        return _choose_zero(model, cluster, layout, profile, named, dp)
     zero = layout.zero
     named = (profile is not None) if named is None else named
     if profile is None:
@@ -165,16 +165,16 @@ def _recomputed_flops(model: Model, layout: Layout) -> float:
 
 
 def _choose_zero(
-    model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, dp: int
+    model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, named: bool | None, dp: int
 ) -> Prediction:
-    """The fastest ZeRO stage that fits, the lowest stage among equals; the smallest memory if none does."""
-    stages = (0, 1, 2, 3) if dp * layout.cp > 1 else (0,)
-    tried = [predict(model, cluster, layout.replace(zero=stage), profile=profile) for stage in stages]
-    fitting = [one for one in tried if one.fits]
-    if not fitting:
-        return min(tried, key=lambda one: one.memory_gb)
-    best = min(one.step_time_s for one in fitting)
-    return next(one for one in fitting if one.step_time_s <= 1.01 * best)
+    """The lowest ZeRO stage that fits, beginning with 1 (which costs nothing); the smallest memory if none does."""
+    stages = (1, 2, 3) if dp * layout.cp > 1 else (0,)
+    tried: list[Prediction] = []
+    for stage in stages:
+        tried.append(predict(model, cluster, layout.replace(zero=stage), profile=profile, named=named))
+        if tried[-1].fits:
+            return tried[-1]
+    return min(tried, key=lambda one: one.memory_gb)
 
 
 def _warnings(

@@ -45,7 +45,7 @@ class Profile:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     spread: float = 0.30
     between: float = 0.30
-    widen: float = 0.05
+    widen: float = 0.08
     rows: int = 0
     hull: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     sources: tuple[str, ...] = ()
@@ -61,13 +61,17 @@ class Profile:
         outside the hull ``widen`` a doubling more; on another GPU generation a quarter more.
         """
         place = tuple(point[name] for name in COORDINATES)
-        near = min((sum((a - b) ** 2 for a, b in zip(place, p, strict=True)) for p in self.points), default=9.0)
+        near = min(
+            (sum((a - b) ** 2 for a, b in zip(place, p, strict=True)) for p in self.points), default=9.0
+        )
         unfamiliar = 1.0 - exp(-near / (2 * _REACH**2))
         floor = 0.0 if named else _UNNAMED
         apart = floor + max(0.0, self.between - floor) * unfamiliar
         if self.generations and generation not in self.generations:
             apart = hypot(apart, 0.25)
-        return hypot(self.spread, apart, self.widen * sum(self.outside(point).values()))
+        return min(
+            _WIDEST, hypot(self.spread, apart, *(self.widen * x for x in self.outside(point).values()))
+        )
 
     def outside(self, point: Mapping[str, float]) -> dict[str, float]:
         """How far (doublings) ``point`` lies outside the hull, by coordinate."""
@@ -84,6 +88,7 @@ COORDINATES = (
     "parameters", "hidden", "GPUs", "sequence", "tokens a micro-batch", "tensor parallel", "pipeline", "node network", "experts",
 )  # fmt: skip
 _REACH = 0.7  # doublings over which a residual is remembered
+_WIDEST = 0.60  # nothing the catalogue holds has been found further off than that
 _UNNAMED = 0.10  # two teams' software at the very same point
 
 
@@ -131,7 +136,7 @@ def _profile(document: dict[str, Any]) -> Profile:
         ),
         spread=float(residual.get("spread", 0.3)),
         between=float(residual.get("between", 0.3)),
-        widen=float(residual.get("widen", 0.05)),
+        widen=float(residual.get("widen", 0.08)),
         rows=int(residual.get("rows", 0)),
         hull={k: (float(v[0]), float(v[1])) for k, v in document.get("hull", {}).items()},
         sources=tuple(document.get("sources", ())),
@@ -201,7 +206,8 @@ def choose_profile(
     have = set(profile_names()) if available is None else set(available)
     zero = layout.zero if zero is None else zero
     sharded = layout.tp == 1 and layout.pp == 1 and (zero or 0) >= 2
-    deepspeed = (zero or 0) == 1 and layout.recompute == "full"
+    slow = cluster.nodes == 1 or cluster.inter_node_gbps <= 800 or cluster.name == "ndm-a100-v4"
+    deepspeed = (zero or 0) == 1 and layout.recompute == "full" and layout.tp > 1 and slow
     generation = cluster.gpu.generation
     if sharded:
         order = {

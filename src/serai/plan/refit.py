@@ -29,8 +29,10 @@ __all__ = ["Fitted", "fit_all", "left_out_fits", "main"]
 
 #: What memory snapshots of one stack hold beyond the formulas; the default elsewhere.
 _MEMORY = {
-    "a100/megatron-deepspeed-2022": MemoryConstants(9.0, 0.06, 6.0),
-    "ndm-a100-v4/megatron-deepspeed-2022": MemoryConstants(4.0, 0.05, 6.0),
+    "a100/megatron-deepspeed-2022": MemoryConstants(10.0, 0.10, 6.0),
+    "ndm-a100-v4/megatron-deepspeed-2022": MemoryConstants(3.0, 0.05, 6.0),
+    "h100/megatron-2025": MemoryConstants(3.0, 0.05, 2.0),
+    "gb200/megatron-2025": MemoryConstants(3.0, 0.05, 2.0),
 }
 _MOST_POINTS = 64
 
@@ -60,7 +62,9 @@ def timed(rows: Iterable[Row]) -> list[Row]:
 def _points(rows: Sequence[Row]) -> tuple[tuple[float, ...], ...]:
     """Where ``rows`` stand, each place once, at most ``_MOST_POINTS`` spread evenly (farthest point first)."""
     places = np.unique(
-        np.array([[coordinates(r.model, r.cluster, r.layout)[name] for name in COORDINATES] for r in rows]).round(2),
+        np.array(
+            [[coordinates(r.model, r.cluster, r.layout)[name] for name in COORDINATES] for r in rows]
+        ).round(2),
         axis=0,
     )
     if len(places) > _MOST_POINTS:
