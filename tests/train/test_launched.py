@@ -50,7 +50,7 @@ def test_without_a_launcher_it_is_one_process() -> None:
 def test_half_a_launch_is_refused() -> None:
     with pytest.raises(EnvironmentFault, match="MASTER_ADDR") as caught:
         Launched.from_environment({"RANK": "0", "WORLD_SIZE": "2"})
-    assert caught.value.code == "S230"
+    assert caught.value.code == "S233"
 
 
 @pytest.mark.parametrize(

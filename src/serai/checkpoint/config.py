@@ -16,7 +16,8 @@ class CheckpointConfig(Config):
 
     every: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         100,
-        description="Steps between two saves; `auto`: chosen from the measured stall. The last step is always saved.",
+        description="Steps between two saves; `auto` leaves it to serai (100 steps so far). The last step is always "
+        "saved.",
     )
     keep_last: int = Field(2, ge=1, description="Newest verified checkpoints that are kept.")
     keep_every: int | None = Field(

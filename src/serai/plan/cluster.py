@@ -68,8 +68,9 @@ class Cluster:
             inter_node_gbps=network,
             intra_node_gbps=gpu.link_gbps,
             hbm_gbps=gpu.hbm_gbps,
-            memory_gb=gpu.memory_gb,
-            pcie_gbps=gpu.pcie_gbps,
+            memory_gb=round(gpu.memory_gb * _GIB * 0.99, 1),
+            pcie_gbps=gpu.pcie_gbps
+            / (2 if gpu.generation in _SHARED_UPLINK and count > 4 and gpu.domain > 1 else 1),
             host_memory_gb=machine.host_memory_gb,
             host_dram_gbps=machine.host_dram_gbps,
             domain=max(count, gpu.domain) if gpu.domain > 8 else count,
@@ -114,6 +115,12 @@ class Cluster:
         """The same cluster with some fields changed."""
         return replace(self, **changes)
 
+
+#: The number in a GPU's name counts GiB (2^30); the driver keeps about one per cent.
+_GIB = 2**30 / 1e9
+
+#: SXM boards of these generations put two GPUs behind one PCIe uplink to the host.
+_SHARED_UPLINK = ("volta", "ampere")
 
 _ALIASES = {
     "v100": "v100-32gb", "a100": "a100-80gb", "a800": "a800-80gb", "h100": "h100-80gb", "h100-sxm": "h100-80gb",

@@ -20,6 +20,19 @@ from serai.plan.model import Model
 __all__ = ["LayerTime", "head_time", "layer_time"]
 
 
+#: Single-thread speed of the hosts that came with a generation, relative to Ampere's EPYC 7002: seconds a launch.
+_HOST = {
+    "volta": 1.1,
+    "turing": 1.1,
+    "ampere": 1.0,
+    "ada": 0.7,
+    "hopper": 0.6,
+    "blackwell": 0.5,
+    "cdna3": 0.6,
+    "cdna4": 0.5,
+}
+
+
 @dataclass(frozen=True)
 class LayerTime:
     """Seconds of one layer and one micro-batch on one rank, forward unless said otherwise."""
@@ -40,11 +53,11 @@ class LayerTime:
 
     def recompute(self, policy: str, *, flash: bool) -> float:
         """What the backward pass runs again. Selective is the attention core (and, with flash, which stores
-        nothing quadratic, the cheap element-wise outputs)."""
+        nothing quadratic, some cheap element-wise outputs too)."""
         if policy == "full":
             return self.forward
         if policy == "selective":
-            return 0.3 * self.elementwise if flash else self.attention
+            return self.attention + (0.3 * self.elementwise if flash else 0.0)
         return 0.0
 
 
@@ -106,6 +119,7 @@ def layer_time(model: Model, cluster: Cluster, layout: Layout, k: Constants, *, 
     elementwise = k.passes * traffic / hbm
 
     seq = layout.seq_len
+    q = model.core_dim
     flops = 4.0 * tokens * seq * q / tp
     if layout.flash:
         share = 0.5 if model.causal else 1.0
@@ -113,13 +127,14 @@ def layer_time(model: Model, cluster: Cluster, layout: Layout, k: Constants, *, 
         backward = 2.5 * attention
     else:
         dim = max(1.0, q / model.heads)
-        bad = k.misaligned if dim % 8 else 1.0
+        bad = k.misaligned**3 if dim % 8 else 1.0  # no tensor cores
         core = flops / half * (1 + d_half * (1 / dim + 2 / seq)) / bad
         scores = layout.micro_batch * model.heads / tp * seq * seq / cp
         softmax = k.passes * scores * size * 3.5 / hbm
         attention, backward = core + softmax, 2 * core + softmax
     issue = 1.0 + (0.35 if tp > 1 else 0.0) + (1.0 if moe else 0.0)
-    return LayerTime(linear, attention, backward, elementwise, k.launch_us * 1e-6 * issue)
+    host = k.launch_us * 1e-6 * issue * _HOST.get(cluster.gpu.generation, 1.0)
+    return LayerTime(linear, attention, backward, elementwise, host)
 
 
 def head_time(model: Model, cluster: Cluster, layout: Layout, k: Constants) -> tuple[float, float]:

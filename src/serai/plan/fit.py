@@ -30,17 +30,18 @@ __all__ = [
 DEFAULT_PRIOR: dict[str, float] = {
     "gemm": 0.15, "gemm_low": 0.2, "balance": 0.5, "misaligned": 0.3, "attention": 0.3, "passes": 0.4, "launch_us": 0.7,
     "intra": 0.15, "alpha_us": 0.5, "inter": 0.4, "decay": 0.5, "overlap": 0.3, "tp_exposed": 0.3, "dp_exposed": 0.5,
-    "pp_exposed": 0.5, "step_ms": 0.7,
+    "pp_exposed": 0.5, "step_ms": 0.7, "moe_exposed": 0.3,
 }  # fmt: skip
 #: … and around the defaults, for one profile.
 PROFILE_PRIOR: dict[str, float] = {
     "gemm": 0.15, "gemm_low": 0.15, "balance": 0.4, "attention": 0.4, "passes": 0.4, "launch_us": 0.7, "inter": 0.4,
     "decay": 0.5, "overlap": 0.25, "tp_exposed": 0.4, "dp_exposed": 0.5, "step_ms": 0.7, "misaligned": 0.15, "alpha_us": 0.4,
-    "intra": 0.15, "pp_exposed": 0.5,
+    "intra": 0.15, "pp_exposed": 0.5, "moe_exposed": 0.3,
 }  # fmt: skip
 _HUBER = 0.15
 _NOISE = 0.05
-_CAPS = {"gemm": 1.0, "gemm_low": 1.0, "misaligned": 1.0, "attention": 1.2, "intra": 0.95, "inter": 0.92, "tp_exposed": 1.1, "dp_exposed": 1.1, "pp_exposed": 1.1}  # fmt: skip
+_FLOORS = {"overlap": 1.0}
+_CAPS = {"gemm": 1.06, "gemm_low": 1.15, "misaligned": 1.0, "attention": 1.2, "intra": 0.95, "inter": 0.92, "tp_exposed": 1.5, "dp_exposed": 1.1, "pp_exposed": 1.1}  # fmt: skip
 
 
 def predict_step(row: Row, k: Constants) -> float:
@@ -65,6 +66,12 @@ def fit(
     """Minimise Σ weight · huber(residual)/noise² + Σ (log move / prior)² over the logs named in ``prior``."""
     names = [name for name in prior if getattr(start, name) > 0]
     spread = np.array([prior[name] for name in names])
+    floors = np.array(
+        [
+            np.log(_FLOORS.get(name, 0.0) / getattr(start, name)) if name in _FLOORS else -np.inf
+            for name in names
+        ]
+    )
     tops = np.array([np.log(_CAPS.get(name, np.inf) / getattr(start, name)) for name in names])
     logs = np.zeros(len(names))
 
@@ -86,7 +93,7 @@ def fit(
         slope = jacobian.T @ (share * error) + logs / spread**2
         for _ in range(8):
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
-            trial = np.minimum(logs - move, tops)
+            trial = np.clip(logs - move, floors, tops)
             tried = at(trial)
             then = cost(trial, tried)
             if then < now:
@@ -101,7 +108,7 @@ def fit(
     return start.scaled(dict(zip(names, logs, strict=True)))
 
 
-def thin(rows: Sequence[Row], most: int = 240) -> list[Row]:
+def thin(rows: Sequence[Row], most: int = 150) -> list[Row]:
     """At most ``most`` rows of each source, evenly picked: a sweep of a thousand near-equal runs says no more."""
     by_source: dict[str, list[Row]] = defaultdict(list)
     for row in rows:

@@ -23,8 +23,8 @@ class Layout:
     planner choose. ``virtual_pp``: interleaved stages a rank. ``offload_ratio``: share of the offloaded
     state that lies on the host. ``attention``: ``flash`` never stores the [seq, seq] scores, ``math`` does;
     ``auto`` is flash but for fp16, whose published stacks predate it. ``sequence_parallel``: Megatron's,
-    ``None`` means on with selective recompute, and without recompute unless fp16: full recompute and
-    sequence parallelism are alternatives in the stacks that published figures.
+    ``None`` means on with selective recompute, and unless fp16 with ZeRO-2/3 or without recompute: full
+    recompute and sequence parallelism are alternatives in the Megatron stacks that published figures.
     """
 
     zero: int | None = None
@@ -90,8 +90,8 @@ class Layout:
     @property
     def split_sequence(self) -> bool:
         if self.sequence_parallel is None:
-            policy = self.recompute == "selective" or (self.recompute == "none" and self.precision != "fp16")
-            return self.tp > 1 and policy
+            modern = self.precision != "fp16" and (self.recompute == "none" or (self.zero or 0) >= 2)
+            return self.tp > 1 and (modern or self.recompute == "selective")
         return self.sequence_parallel and self.tp > 1
 
     @property

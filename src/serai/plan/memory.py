@@ -30,7 +30,7 @@ class MemoryConstants:
     fragments: share of the activations and live buffers lost to fragmentation;
     grad_bytes: gradient bytes a parameter for bf16 without ZeRO-3 (4: fp32 sums; 6: bf16 beside them)."""
 
-    context_gb: float = 4.0
+    context_gb: float = 3.0
     fragments: float = 0.05
     grad_bytes: float = 4.0
 
@@ -58,12 +58,16 @@ def activation_bytes(model: Model, layout: Layout, *, moe: bool) -> tuple[float,
     size = 4.0 if layout.precision == "fp32" else 2.0
     split = tp if layout.split_sequence else 1
     h, q, kv = model.hidden, model.q_dim, model.kv_dim
-    dropout = 1.0 if ARCHITECTURES[model.arch][3] else 0.0
+    # stacks with flash attention train without dropout, and keep no masks
+    dropout = 1.0 if ARCHITECTURES[model.arch][3] and not layout.flash else 0.0
     mlp = model.width * (model.top_k + model.shared_experts) if moe else model.dense_width
+    into = (
+        1.0 if layout.family in ("fp8", "fp4") else size
+    )  # what enters a product is kept as it was multiplied
     # replicated (or split along the sequence): inputs of two norms, of qkv and of the MLP, two dropout masks
-    joined = h * (4 * size + 2 * dropout) / split
+    joined = h * (2 * size + 2 * into + 2 * dropout) / split
     # split over tp: q, k, v, attention output; activation input and output (a gated MLP has two inputs)
-    divided = (size * (2 * q + 2 * kv) + size * (3 if model.gated else 2) * mlp) / tp
+    divided = (size * (2 * q + 2 * kv) + (size * (2 if model.gated else 1) + into) * mlp) / tp
     if moe:
         divided += size * h * model.top_k * 2 / split  # routed copies of the tokens, in and out
     if layout.flash:
@@ -142,7 +146,9 @@ def _class(
         layer += model.expert_params / model.moe_layers / (layout.ep if layout.ep > 1 else tp)
     live = 0.0
     if zero == 3 and ranks > 1:
-        live = (max(1.5 * layer, ends / tp) + layer) * 2.0
+        # DeepSpeed and FSDP gather at most a block, and of a huge block at most one matrix at a time
+        unit = min(layer, max(1e9, model.hidden * model.width / tp))
+        live = (max(1.5 * unit, ends / tp) + unit) * 2.0
         live = min(live, (dense + experts) * 4.0)
     elif zero >= 1 and ranks > 1:
         live = min((dense + experts) * 2.0, 5e8 * 2.0)  # bucket of the gradient reduction
@@ -150,7 +156,7 @@ def _class(
         MemoryTerm(
             "live buffers",
             live,
-            "ZeRO-3: 1 layer gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket",
+            "ZeRO-3: 1 block (at most 10⁹ or one matrix) gathered, ½ prefetched, 1 of gradients, 2 bytes each; else a bucket",
         )
     )
 
@@ -163,10 +169,11 @@ def _class(
     stage = 0 if first else pp - 1 if last else 1
     flights: float = min(ga, pp - stage) if pp > 1 else 1
     if vpp > 1 and pp > 1:
-        flights = min(ga, (pp - stage) + (pp - 1) * (vpp - 1) / vpp + (pp - stage - 1) / vpp)
+        flights = min(ga, (2 * (pp - stage - 1) + (vpp - 1) * pp + 1) / vpp)  # chunks of 1/vpp of the stage
     if layout.recompute == "full":
         kept = entry * layers * flights
-        working = whole + quadratic  # one layer lives again, its scores twice in backward
+        working = whole  # one layer lives again
+        kept *= 1 - off_weights  # offload "all" sends the kept inputs to the host too
     elif layout.recompute == "selective":
         kept = (whole - (0.0 if layout.flash else quadratic)) * layers * flights
         working = 0.0 if layout.flash else quadratic
@@ -186,8 +193,8 @@ def _class(
         terms.append(
             MemoryTerm(
                 "logits",
-                rows * model.vocab / tp * (size + 8),
-                "T · V/tp · (logits + fp32 softmax + gradient)",
+                rows * model.vocab / tp * (size + 4),
+                "T · V/tp · (logits, and an fp32 softmax that its gradient overwrites)",
             )
         )
     if first and pp > 1:
@@ -221,4 +228,8 @@ def host_bytes(model: Model, cluster: Cluster, layout: Layout, zero: int) -> flo
     ranks = layout.data_parallel(cluster.gpus) * layout.cp
     held = model.params / (layout.tp * layout.pp) / (ranks if zero >= 1 else 1)
     each = 14.0 + (2.0 if layout.offload == "all" else 0.0)
-    return layout.offload_ratio * each * held * cluster.gpus_per_node
+    kept = 0.0
+    if layout.offload == "all" and layout.recompute == "full":
+        _, entry, _ = activation_bytes(model, layout, moe=False)
+        kept = entry * model.layers / layout.pp * (min(layout.grad_accum, layout.pp))
+    return layout.offload_ratio * (each * held + kept) * cluster.gpus_per_node

@@ -28,7 +28,10 @@ class Model:
     ``ffn`` defaults to 4 · hidden (gated: 8/3 · hidden, rounded up to 256) and for ``moe`` is the width of
     one expert. ``vocab`` of ``vit`` is its number of classes. ``kv_heads`` defaults to ``heads``.
     ``shared_experts`` run for every token; the first ``dense_layers`` layers of a MoE have one dense MLP of
-    ``dense_ffn``. ``params_exact`` overrides the counted parameters (a module that was counted).
+    ``dense_ffn``. ``head_dim`` defaults to hidden / heads; of a MoE whose hidden / heads is below 128 to what the
+    published ones have (128 with grouped K and V, else 64), and one with as many K and V heads is taken for latent
+    attention (DeepSeek's): weights as hidden / heads, a core 160 wide a head (``core_width``: all heads
+    together). ``params_exact`` overrides the counted parameters (a module that was counted).
     """
 
     arch: str = "gpt"
@@ -44,6 +47,7 @@ class Model:
     dense_layers: int = 0
     dense_ffn: int | None = None
     head_dim: int | None = None
+    core_width: int | None = None
     gated: bool | None = None
     tied: bool | None = None
     positions: int = 2048
@@ -81,6 +85,11 @@ class Model:
             )
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
+        narrow = self.arch == "moe" and self.hidden < 128 * self.heads and self.head_dim is None
+        if narrow and self.kv_heads == self.heads and self.core_width is None and self.heads >= 64:
+            object.__setattr__(self, "core_width", 160 * self.heads)
+        elif narrow and self.kv_heads != self.heads:
+            object.__setattr__(self, "head_dim", 128 if self.hidden // self.heads >= 64 else 64)
         if self.gated is None:
             object.__setattr__(self, "gated", ARCHITECTURES[self.arch][0])
         if self.tied is None:
@@ -113,6 +122,11 @@ class Model:
     @cached_property
     def q_dim(self) -> int:
         return self.heads * self.head_dim if self.head_dim else self.hidden
+
+    @cached_property
+    def core_dim(self) -> int:
+        """Width of the attention core, all heads: what QK^T and PV multiply by."""
+        return self.core_width or self.q_dim
 
     @cached_property
     def kv_dim(self) -> int:
@@ -209,7 +223,7 @@ class Model:
 
     def attention_flops(self, seq: int) -> float:
         """Forward FLOPs a token of QK^T and PV, full square (the non-causal count): 4 · seq · q_dim · layers."""
-        return 4.0 * seq * self.q_dim * self.layers
+        return 4.0 * seq * self.core_dim * self.layers
 
     def forward_flops(self, seq: int, *, causal: bool = False) -> float:
         """Forward FLOPs a token: linear layers, attention, and the vocabulary projection."""

@@ -16,7 +16,7 @@ class Group:
     """``size`` ranks that are ``stride`` apart; ``per_node`` of them share a domain, ``nodes`` domains in all.
 
     ``rate_in`` and ``rate_out`` are bytes per second for one rank inside, and for one group's share of a
-    domain's network outside; ``alpha`` is the latency of one collective.
+    domain's network outside (``line_out`` its line rate); ``alpha`` is the latency of one collective.
     """
 
     size: int
@@ -25,6 +25,7 @@ class Group:
     rate_in: float
     rate_out: float
     alpha: float
+    line_out: float = float("inf")
 
 
 def node_rate(cluster: Cluster, k: Constants, nodes: float) -> float:
@@ -43,12 +44,13 @@ def group(cluster: Cluster, k: Constants, size: int, stride: int) -> Group:
     nodes = max(1, -(-size // per_node))
     rate_in = cluster.intra_node_gbps * 1e9 * k.intra
     machines = max(1, domain // cluster.gpus_per_node)
-    rate_out = float("inf")
+    rate_out = line_out = float("inf")
     if nodes > 1:
         sharing = min(stride, domain)  # groups that leave the domain at the same time
         rate_out = node_rate(cluster, k, nodes * machines) * machines / sharing
+        line_out = cluster.node_bytes_per_s * machines / sharing
     alpha = k.alpha_us * 1e-6 * (1 + (log2(nodes) if nodes > 1 else 0))
-    return Group(size, per_node, nodes, rate_in, rate_out, alpha)
+    return Group(size, per_node, nodes, rate_in, rate_out, alpha, line_out)
 
 
 def all_gather(g: Group, size: float) -> float:
@@ -73,7 +75,8 @@ def all_to_all(g: Group, size: float) -> float:
         return 0.0
     near = (g.per_node - 1) / g.size
     far = (g.size - g.per_node) / g.size
-    outside = size * far * g.per_node / g.rate_out if g.nodes > 1 else 0.0
+    # every GPU drives its own NIC, which rings at ``inter`` of the line do not
+    outside = size * far * g.per_node / max(g.rate_out, 0.6 * g.line_out) if g.nodes > 1 else 0.0
     return g.alpha + max(size * near / g.rate_in, outside)
 
 

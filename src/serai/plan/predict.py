@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp, hypot
+from math import exp
 
 from serai.plan.cluster import Cluster
 from serai.plan.layout import Layout
@@ -89,19 +89,25 @@ class Prediction:
 
 
 def predict(
-    model: Model, cluster: Cluster, layout: Layout, *, profile: str | Profile | None = None
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    profile: str | Profile | None = None,
+    named: bool | None = None,
 ) -> Prediction:
     """Predict one training step.
 
     ``profile`` names a calibration profile (or is one); by default the one nearest to the hardware and the
-    layout's style is taken. Never raises for what merely does not fit (``fits`` is False); raises
+    layout's style is taken. ``named`` says whether the profile is known to be this very software (default:
+    whether one was given): the interval is narrower then. Never raises for what merely does not fit (``fits`` is False); raises
     ``SpecError`` for what cannot exist: a world size that does not divide.
     """
     dp = layout.data_parallel(cluster.gpus)
     if layout.zero is None:
-        return _choose_zero(model, cluster, layout, profile, dp)
+        return _choose_zero(model, cluster, layout, profile, named, dp)
     zero = layout.zero
-    named = profile is not None
+    named = (profile is not None) if named is None else named
     if profile is None:
         profile = choose_profile(cluster, layout)
     used = load_profile(profile) if isinstance(profile, str) else profile
@@ -114,9 +120,9 @@ def predict(
     host = host_bytes(model, cluster, layout, zero) / 1e9
     fits = totals[worst] <= cluster.memory_gb and host <= cluster.host_memory_gb
 
-    far = used.outside(coordinates(model, cluster, layout))
-    half = used.spread if named else hypot(used.spread, 0.75 * used.between)
-    half = hypot(half, used.widen * sum(far.values()))
+    place = coordinates(model, cluster, layout)
+    far = used.outside(place)
+    half = used.half_width(place, cluster.gpu.generation, named=named)
     tokens = layout.micro_batch * layout.grad_accum * dp * layout.seq_len
     rate = tokens / step
     flops = model.flops_per_token(layout.seq_len)
@@ -159,16 +165,16 @@ def _recomputed_flops(model: Model, layout: Layout) -> float:
 
 
 def _choose_zero(
-    model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, dp: int
+    model: Model, cluster: Cluster, layout: Layout, profile: str | Profile | None, named: bool | None, dp: int
 ) -> Prediction:
-    """The fastest ZeRO stage that fits, the lowest stage among equals; the smallest memory if none does."""
-    stages = (0, 1, 2, 3) if dp * layout.cp > 1 else (0,)
-    tried = [predict(model, cluster, layout.replace(zero=stage), profile=profile) for stage in stages]
-    fitting = [one for one in tried if one.fits]
-    if not fitting:
-        return min(tried, key=lambda one: one.memory_gb)
-    best = min(one.step_time_s for one in fitting)
-    return next(one for one in fitting if one.step_time_s <= 1.01 * best)
+    """The lowest ZeRO stage that fits, beginning with 1 (which costs nothing); the smallest memory if none does."""
+    stages = (1, 2, 3) if dp * layout.cp > 1 else (0,)
+    tried: list[Prediction] = []
+    for stage in stages:
+        tried.append(predict(model, cluster, layout.replace(zero=stage), profile=profile, named=named))
+        if tried[-1].fits:
+            return tried[-1]
+    return min(tried, key=lambda one: one.memory_gb)
 
 
 def _warnings(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import log2
+from math import exp, hypot, log2
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,33 @@ class Profile:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     spread: float = 0.30
     between: float = 0.30
-    widen: float = 0.05
+    widen: float = 0.08
     rows: int = 0
     hull: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     sources: tuple[str, ...] = ()
     measured: bool = False
+    points: tuple[tuple[float, ...], ...] = field(default=(), hash=False)
+    generations: tuple[str, ...] = ()
+
+    def half_width(self, point: Mapping[str, float], generation: str, *, named: bool) -> float:
+        """Half-width of the 80 % interval in log(time) at ``point``.
+
+        At a calibrated point the profile's own residuals count, and a floor for unnamed software; away from
+        every calibrated point (in doublings) it rises to what another team's software was found to differ by;
+        outside the hull ``widen`` a doubling more; on another GPU generation a quarter more.
+        """
+        place = tuple(point[name] for name in COORDINATES)
+        near = min(
+            (sum((a - b) ** 2 for a, b in zip(place, p, strict=True)) for p in self.points), default=9.0
+        )
+        unfamiliar = 1.0 - exp(-near / (2 * _REACH**2))
+        floor = 0.0 if named else _UNNAMED
+        apart = floor + max(0.0, self.between - floor) * unfamiliar
+        if self.generations and generation not in self.generations:
+            apart = hypot(apart, 0.25)
+        return min(
+            _WIDEST, hypot(self.spread, apart, *(self.widen * x for x in self.outside(point).values()))
+        )
 
     def outside(self, point: Mapping[str, float]) -> dict[str, float]:
         """How far (doublings) ``point`` lies outside the hull, by coordinate."""
@@ -59,6 +81,15 @@ class Profile:
             if excess > 0.01:
                 far[name] = excess
         return far
+
+
+#: The coordinates of ``points``, in their order.
+COORDINATES = (
+    "parameters", "hidden", "GPUs", "sequence", "tokens a micro-batch", "tensor parallel", "pipeline", "node network", "experts",
+)  # fmt: skip
+_REACH = 0.7  # doublings over which a residual is remembered
+_WIDEST = 0.60  # nothing the catalogue holds has been found further off than that
+_UNNAMED = 0.10  # two teams' software at the very same point
 
 
 def coordinates(model: Model, cluster: Cluster, layout: Layout) -> dict[str, float]:
@@ -105,17 +136,23 @@ def _profile(document: dict[str, Any]) -> Profile:
         ),
         spread=float(residual.get("spread", 0.3)),
         between=float(residual.get("between", 0.3)),
-        widen=float(residual.get("widen", 0.05)),
+        widen=float(residual.get("widen", 0.08)),
         rows=int(residual.get("rows", 0)),
         hull={k: (float(v[0]), float(v[1])) for k, v in document.get("hull", {}).items()},
         sources=tuple(document.get("sources", ())),
         measured=bool(document.get("measured", False)),
+        points=tuple(tuple(float(x) for x in p) for p in document.get("points", ())),
+        generations=tuple(document.get("generations", ())),
     )
 
 
 def write_profile(profile: Profile, path: Path) -> None:
     """The TOML that ``read_profile`` reads."""
     lines = [f'name = "{profile.name}"', f"sources = {list(profile.sources)}".replace("'", '"')]
+    lines.append(f"generations = {list(profile.generations)}".replace("'", '"'))
+    if profile.points:
+        lines.append(f"# calibrated places: log2 of {', '.join(COORDINATES)}")
+        lines += ["points = [", *(f"  [{', '.join(f'{x:g}' for x in p)}]," for p in profile.points), "]"]
     if profile.measured:
         lines.append("measured = true")
     lines += ["", "[constants]"]
@@ -136,8 +173,9 @@ def profile_file(name: str) -> Path:
     return _FOLDER / (name.replace("/", "--") + ".toml")
 
 
-def profile_names() -> list[str]:
-    return sorted(path.stem.replace("--", "/") for path in _FOLDER.glob("*.toml"))
+@lru_cache(maxsize=1)
+def profile_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem.replace("--", "/") for path in _FOLDER.glob("*.toml")))
 
 
 @lru_cache(maxsize=64)
@@ -156,28 +194,39 @@ def load_profile(name: str) -> Profile:
     )
 
 
-def choose_profile(cluster: Cluster, layout: Layout, zero: int | None = None) -> str:
-    """The profile that fits hardware and style of a prediction best; ``default`` where nothing was measured.
+def choose_profile(
+    cluster: Cluster, layout: Layout, zero: int | None = None, available: Collection[str] | None = None
+) -> str:
+    """The profile that fits hardware and style of a prediction best; ``default`` where nothing is near.
 
     The style is read off the layout: sharded (ZeRO-2/3 or FSDP, no tensor or pipeline parallelism) or
-    Megatron's. On Ampere fp16 with ZeRO-3 was DeepSpeed's, bf16 is FSDP's.
+    Megatron's. On Ampere fp16 with ZeRO-3 was DeepSpeed's, bf16 is FSDP's; DeepSpeed's Megatron trained
+    with ZeRO-1 and full recomputation. ``available`` restricts the choice (leave-one-source-out).
     """
+    have = set(profile_names()) if available is None else set(available)
     zero = layout.zero if zero is None else zero
     sharded = layout.tp == 1 and layout.pp == 1 and (zero or 0) >= 2
+    slow = cluster.nodes == 1 or cluster.inter_node_gbps <= 800 or cluster.name == "ndm-a100-v4"
+    deepspeed = (zero or 0) == 1 and layout.recompute == "full" and layout.tp > 1 and slow
     generation = cluster.gpu.generation
-    fp16 = layout.precision == "fp16"
-    name = DEFAULT
-    if generation == "volta" and sharded:
-        name = "v100/deepspeed-2022"
-    elif generation == "ampere" and cluster.gpu.memory_gb >= 40:
-        if sharded:
-            name = "ndm-a100-v4/deepspeed-2022" if fp16 else "a100/fsdp-2023"
-        elif (zero or 0) >= 1 and layout.recompute == "full":
-            name = "a100/megatron-deepspeed-2022"
-        else:
-            name = "a100/megatron-2022"
-    elif generation == "hopper":
-        name = "h100/fsdp-2023" if sharded else "h100/megatron-2025"
-    elif generation == "blackwell" and cluster.gpu.memory_gb >= 100 and not sharded:
-        name = "gb200/megatron-2025"
-    return name if profile_file(name).exists() else DEFAULT
+    if sharded:
+        order = {
+            "volta": ("v100/deepspeed-2022", "ndm-a100-v4/deepspeed-2022"),
+            "ampere": ("a100/fsdp-2023", "h100/fsdp-2023", "ndm-a100-v4/deepspeed-2022"),
+            "hopper": ("h100/fsdp-2023", "a100/fsdp-2023", "h100/jax-2025"),
+            "blackwell": ("h100/fsdp-2023", "a100/fsdp-2023", "h100/jax-2025"),
+        }.get(generation, ())
+        if generation == "ampere" and layout.precision == "fp16":
+            order = ("ndm-a100-v4/deepspeed-2022", "a100/fsdp-2023", "v100/deepspeed-2022")
+    else:
+        a100 = ("a100/megatron-2022", "a100/megatron-deepspeed-2022")
+        order = {
+            "ampere": a100[::-1] if deepspeed else a100,
+            "hopper": ("h100/megatron-2025", "gb200/megatron-2025"),
+            "blackwell": ("gb200/megatron-2025", "h100/megatron-2025"),
+        }.get(generation, ())
+        if deepspeed and cluster.name == "ndm-a100-v4":
+            order = ("ndm-a100-v4/megatron-deepspeed-2022", *order)
+    if cluster.memory_gb < 32 and generation != "volta":
+        order = ()  # consumer and inference cards
+    return next((name for name in order if name in have), DEFAULT)

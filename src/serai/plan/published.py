@@ -210,6 +210,9 @@ def _row(record: dict[str, str]) -> Row | None:
     elif record["offload"].startswith("cpu optimizer"):
         offload = "optimizer"
     virtual = _whole(record["vp"], 1)
+    if "12 in v25.05" in record["notes"] or (virtual == 1 and "Nemotron4-340B" in record["model"]):
+        virtual = 12
+        assumed.append("virtual_pp")
     if source == "megatron_readme_h100" and pp > 1:
         virtual = max(1, model.layers // pp // 2)
         assumed.append("virtual_pp")
@@ -232,8 +235,13 @@ def _row(record: dict[str, str]) -> Row | None:
             / 1e12
         )
         assumed.append("step time from TFLOPs")
+    if step is None and (rate := _number(record["tokens_per_s"])) and total:
+        step = total * seq / rate
+        assumed.append("step time from tokens/s")
     if "ZeRO++" in record["sharding"]:
         return None  # quantised collectives: not a layout the planner has
+    if source == "zeropp" and record["interconnect"] == "unstated":
+        step = None  # a network-bound run on a network nobody named
     memory = _number(record["memory_gb"])
     if memory is not None and record["memory_kind"].startswith("GiB"):
         memory *= 1024**3 / 1e9
@@ -266,6 +274,6 @@ def _profile(source: str, record: dict[str, str], precision: str) -> str | None:
         "korthikanti_2022": "a100/megatron-2022",
         "megatron_readme_h100": "h100/megatron-2025",
         "bloom_bigscience": "a100/megatron-deepspeed-2022",
-        "azureml_guide": "a100/megatron-deepspeed-2022",
+        "azureml_guide": "ndm-a100-v4/megatron-deepspeed-2022",
         "zeropp": "v100/deepspeed-2022",
     }.get(source)

@@ -93,6 +93,17 @@ def model_from_hf(config: Any) -> Model:
         dense_layers=int(values.get("first_k_dense_replace") or 0) if arch == "moe" else 0,
         dense_ffn=dense_ffn,
         head_dim=values.get("head_dim") if not values.get("kv_lora_rank") else None,
+        core_width=(
+            heads
+            * (
+                (values.get("qk_nope_head_dim") or 128)
+                + (values.get("qk_rope_head_dim") or 64)
+                + (values.get("v_head_dim") or 128)
+            )
+            // 2
+            if values.get("kv_lora_rank")
+            else None
+        ),
         tied=values.get("tie_word_embeddings", None if arch != "llama" else False),
         positions=1 if kind in _ALIBI else _first(values, "max_position_embeddings", "n_positions") or 2048,
         name=str(values.get("_name_or_path") or values.get("name") or kind),

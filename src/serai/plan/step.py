@@ -190,4 +190,10 @@ def _offload(
                 "weight fetches", exposed, "2 · ratio · held · 2 bytes · grad_accum / PCIe beyond compute"
             )
         )
+        if layout.recompute == "full":
+            size = 4 if layout.precision == "fp32" else 2
+            entry = layout.micro_batch * layout.seq_len / layout.cp * model.hidden * size
+            copied = 2 * share * entry * model.layers / layout.pp * ga / pcie
+            formula = "2 · ratio · T·h·bytes · layers/pp · grad_accum / PCIe, not hidden"
+            terms.append(StepTerm("activation copies", copied, formula))
     return terms

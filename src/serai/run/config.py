@@ -18,7 +18,9 @@ class ResourcesConfig(Config):
     nodes: int = Field(1, ge=1, description="Machines; one so far.")
     processes: int = Field(1, ge=1, le=1024, description="Training processes on each node (one a GPU).")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="`auto` takes CUDA when every process can have a GPU, and the CPU otherwise."
+        "auto",
+        description="`auto` takes CUDA when every process can have a GPU, and the CPU otherwise; `cpu` hides the GPUs "
+        "from a `script` too.",
     )
     threads: int | None = Field(
         None, ge=1, description="CPU threads of each process; null: the node's cores shared out evenly."

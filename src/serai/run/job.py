@@ -114,6 +114,7 @@ def launch_request(run: Run, *, attempt: int, run_id: str, shutdown_timeout_s: i
             **context.environment(),
             "OMP_NUM_THREADS": worker_threads(job.resources, os.environ),
             "PYTHONUNBUFFERED": "1",
+            **({"CUDA_VISIBLE_DEVICES": ""} if job.resources.device == "cpu" else {}),
         },
         master_port=job.resources.master_port,
         shutdown_timeout_s=shutdown_timeout_s,

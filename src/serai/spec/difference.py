@@ -10,6 +10,7 @@ its path and arguments count.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,7 @@ def changed_spec_error(name: str, differences: list[Difference], *, where: str |
             message=f"`{difference.key}` was {yaml_text(difference.old)} and is now {yaml_text(difference.new)}",
             key=difference.key,
             expected=yaml_text(difference.old),
-            next_step=f"--set {difference.key}={yaml_text(difference.old)}",
+            next_step=f"--set {shlex.quote(f'{difference.key}={yaml_text(difference.old)}')}",
         )
         for difference in differences
     ]

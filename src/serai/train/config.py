@@ -149,7 +149,7 @@ class TrainConfig(Config):
     clip_norm: float | None = Field(
         1.0, gt=0, description="Global gradient norm above which gradients are scaled down; null: never."
     )
-    seed: int = Field(1, ge=0, lt=2**32, description="Seed of initial weights, data order and dropout.")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of initial weights and data order.")
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="Compute type of the forward and backward pass; master weights and reductions stay fp32.",

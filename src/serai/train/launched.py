@@ -33,7 +33,7 @@ class Launched:
         """Read what torchrun sets.
 
         Raises:
-            EnvironmentFault: some of it is set, but not all (S230).
+            EnvironmentFault: some of it is set, but not all (S233).
         """
         variables = os.environ if environ is None else environ
         if "RANK" not in variables and "WORLD_SIZE" not in variables:
@@ -43,7 +43,7 @@ class Launched:
         if missing:
             raise EnvironmentFault(
                 f"this process was launched without {', '.join(missing)}",
-                code="S230",
+                code="S233",
                 where="environment variables",
                 expected="all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of RANK and WORLD_SIZE",
                 next_step="start it with `serai run` or torchrun",
