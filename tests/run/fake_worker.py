@@ -101,6 +101,13 @@ def strike() -> None:
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
         case "hang":
             time.sleep(600)
+        case "oom":
+            group = Path(f"/sys/fs/cgroup/memory/serai-test-{os.getpid()}")
+            group.mkdir()
+            (group / "memory.limit_in_bytes").write_text(str(48 << 20))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            hoard = [bytearray(os.urandom(1 << 20)) for _ in range(200)]
+            print(len(hoard))
         case "spec":
             sys.exit(2)
         case name if name.startswith("SIG"):

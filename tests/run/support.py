@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serai.run.console import Console
-from serai.run.services import Services
+from serai.run.services import SavedStep, Services
 from serai.run.supervisor import supervise
 from serai.run.workspace import Run, Workspace
 
@@ -40,7 +40,7 @@ class Recorder:
         return "\n".join(self.lines)
 
 
-def newest_fake_checkpoint(root: str) -> tuple[int, float] | None:
+def newest_fake_checkpoint(root: str) -> SavedStep | None:
     return None
 
 

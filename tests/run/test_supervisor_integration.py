@@ -6,14 +6,17 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.needs import needs_root
 from tests.run.support import Jobs, last_step, wait_for
 
 from serai.errors import EnvironmentFault, SeraiError, SpecError
 from serai.events import read_events
 from serai.run.processes import ProcessIdentity
+from serai.run.services import SavedStep
 from serai.run.workspace import Run
 
 
@@ -106,6 +109,22 @@ def test_a_crash_and_a_lost_peer_are_relaunched(jobs: Jobs) -> None:
     other = jobs.make("--fault", "peer", name="other")
     assert jobs.supervise(other) == 0
     assert next(iter(other.events("attempt_ended")))["cause"] == "collective"
+
+
+@needs_root
+@pytest.mark.skipif(
+    not Path("/sys/fs/cgroup/memory/cgroup.procs").exists(),
+    reason="needs a writable cgroup v1 memory hierarchy",
+)
+def test_a_kill_for_want_of_memory_is_named(jobs: Jobs) -> None:
+    run = jobs.make("--fault", "oom", "--fault-rank", "1", processes=2, retry={"max": 0})
+    try:
+        assert jobs.supervise(run) == 1
+    finally:
+        for group in Path("/sys/fs/cgroup/memory").glob("serai-test-*"):
+            group.rmdir()
+    failure = run.state()["failure"]
+    assert (failure["cause"], failure["rank"]) == ("out_of_memory_kill", 1)
 
 
 def test_the_same_failure_at_the_same_step_ends_the_run_with_its_reason(jobs: Jobs) -> None:
@@ -268,10 +287,27 @@ def test_a_stop_while_preparing(jobs: Jobs) -> None:
     assert run.state()["note"] == "stopped while preparing; no step was run"
 
 
-def test_a_script_without_events_still_runs_and_is_reported(jobs: Jobs) -> None:
+def test_a_script_without_events_is_known_by_its_checkpoints(jobs: Jobs) -> None:
+    saved = [
+        SavedStep(3, 1000.0, loss=2.5, bytes=10, name="a"),
+        SavedStep(5, 1001.0, loss=1.5, bytes=10, name="b"),
+    ]
+
+    def newest(root: str) -> SavedStep | None:
+        return saved.pop(0) if len(saved) > 1 else saved[0]
+
     run = jobs.make("--no-events", "--steps", "5")
-    assert jobs.supervise(run, newest_checkpoint=lambda root: (5, time.time())) == 0
+    assert jobs.supervise(run, newest_checkpoint=newest) == 0
     document = report(run)
-    assert document["progress"]["last_step"] is None
+    assert [(entry["step"], entry["loss"]) for entry in document["steps"]] == [(3, 2.5), (5, 1.5)]
     assert document["progress"]["last_durable_step"] == 5
-    assert "the script wrote no steps" in jobs.console.text
+    assert [entry["generation"] for entry in document["checkpoints"]] == ["a", "b"]
+    assert any("loss 2.5000 at step 3" in line for line in jobs.console.lives)
+    assert "learnt   loss 1.5000" in jobs.console.text
+
+
+def test_a_script_that_tells_nothing_runs_too(jobs: Jobs) -> None:
+    run = jobs.make("--no-events", "--steps", "5")
+    assert jobs.supervise(run) == 0
+    assert report(run)["progress"]["last_step"] is None
+    assert "the script told no losses" in jobs.console.text

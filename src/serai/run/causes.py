@@ -18,7 +18,7 @@ from typing import Any
 
 from serai.run.attempt import AttemptEnd
 
-__all__ = ["Cause", "Failure", "Rule", "classify", "oom_kills", "rule_of"]
+__all__ = ["Cause", "Failure", "Rule", "classify", "rule_of"]
 
 
 class Cause(StrEnum):
@@ -305,32 +305,3 @@ def _from_error_file(path: Path) -> tuple[str | None, str | None]:
         extra = message.get("extraInfo") or {}
         return str(message.get("message", "")), extra.get("py_callstack")
     return str(message), None
-
-
-def oom_kills() -> int:
-    """How often the kernel killed a process of this cgroup (or, failing that, of this host) for memory so far."""
-    for path in (*_cgroup_files(), Path("/proc/vmstat")):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            key, _, value = line.partition(" ")
-            if key == "oom_kill" and value.strip().isdigit():
-                return int(value)
-    return 0
-
-
-def _cgroup_files() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, place = line.split(":", 2)
-        if controllers == "":
-            files.append(Path(f"/sys/fs/cgroup{place}/memory.events"))
-        elif "memory" in controllers.split(","):
-            files.append(Path(f"/sys/fs/cgroup/memory{place}/memory.oom_control"))
-    return files

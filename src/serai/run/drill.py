@@ -25,6 +25,7 @@ from serai.events import EventWriter, read_events
 from serai.run.console import Console
 from serai.run.drill_report import DrillReport, Injected, compare
 from serai.run.progress import Progress
+from serai.run.same_state import same_state
 from serai.run.workspace import Run, Workspace
 from serai.spec.resolve import ResolvedSpec
 
@@ -41,11 +42,18 @@ _SHIM = Path(__file__).with_name("worker_shim.py")
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault, due once a step is reached (``None``: at the first step after the next resume)."""
+    """A fault, due once a step is reached (``None``: at the first step after the next resume).
+
+    ``patience``: so many steps it waits for a first durable checkpoint, so that there is something to resume from.
+    """
 
     name: str
     strike: Callable[[Run, subprocess.Popen[bytes]], list[int]]
     at_step: int | None
+    patience: int = 0
+
+    def due(self, step: int, *, durable: bool) -> bool:
+        return self.at_step is None or step >= self.at_step + (0 if durable else self.patience)
 
 
 def drill(
@@ -77,13 +85,13 @@ def drill(
     steps = _last_step(untouched)
     struck = inner.create("struck", spec_text=spec.text, resolved=_document(spec, "struck"))
     struck.update(job_file=spec.path, job_folder=str(spec.folder))
-    processes = int(_document(spec, "struck")["resources"]["processes"])
-    injected = _strike(struck, _plan(steps, processes=processes), console, supervisor)
+    plan = _plan(steps, processes=spec.document.resources.processes, every=_save_every(spec))
+    injected = _strike(struck, plan, console, supervisor)
     report = compare(
         untouched,
         struck,
         injected,
-        same_weights=(same_weights or _same_weights)(untouched.checkpoints, struck.checkpoints),
+        same_weights=(same_weights or same_state)(untouched.checkpoints, struck.checkpoints),
         reference_s=reference_s,
         seconds=time.monotonic() - began,
     )
@@ -116,8 +124,14 @@ def _document(spec: ResolvedSpec, name: str) -> dict[str, Any]:
     return document
 
 
-def _plan(steps: int, *, processes: int) -> list[_Fault]:
-    """Five faults over the run; the second strikes right after the first resume, before another save."""
+def _save_every(spec: ResolvedSpec) -> int | None:
+    """Steps between two saves, where the job says so."""
+    every = spec.document.checkpoint.every
+    return every if spec.document.script is None and isinstance(every, int) else None
+
+
+def _plan(steps: int, *, processes: int, every: int | None) -> list[_Fault]:
+    """Four faults over the run; the second strikes right after the first resume, before another save."""
     if steps < _FEWEST_STEPS:
         raise SpecError(
             f"the job records {steps} steps; a drill strikes at four places between them",
@@ -126,12 +140,23 @@ def _plan(steps: int, *, processes: int) -> list[_Fault]:
             expected=f"at least {_FEWEST_STEPS} recorded steps (a script records them with serai.events)",
             next_step="serai drill job.yaml --set train.steps=60",
         )
-    quarter = steps / 4
+
+    def between_saves(share: float) -> int:
+        """A step near that share of the run, half-way between two saves."""
+        if every is None or every >= steps // 2:
+            return round(share * steps)
+        return max(1, round(share * steps / every)) * every + every // 2
+
     return [
-        _Fault(f"kill -9 of rank {processes - 1}", _kill_rank(processes - 1), round(quarter)),
+        _Fault(
+            f"kill -9 of rank {processes - 1}",
+            _kill_rank(processes - 1),
+            between_saves(0.25),
+            patience=steps // 8,
+        ),
         _Fault("kill -9 of rank 0, right after the resume", _kill_rank(0), None),
-        _Fault("kill -9 of all processes", _kill_all, round(2 * quarter)),
-        _Fault("SIGTERM to the supervisor (preemption)", _terminate, round(3 * quarter)),
+        _Fault("kill -9 of all processes", _kill_all, between_saves(0.5)),
+        _Fault("SIGTERM to the supervisor (preemption)", _terminate, min(between_saves(0.75), steps - 3)),
     ]
 
 
@@ -251,8 +276,8 @@ def _strike(run: Run, faults: list[_Fault], console: Console, supervisor: Sequen
                 if event["kind"] != "step" or event["rank"] != 0 or not waiting:
                     continue
                 fault, step, attempt = waiting[0], int(event["step"]), int(event.get("attempt") or 0)
-                resumed = attempt > struck_attempt
-                if not resumed or (fault.at_step is not None and step < fault.at_step):
+                durable = watched.progress.durable is not None
+                if attempt <= struck_attempt or not fault.due(step, durable=durable):
                     continue
                 when = time.time()
                 try:
@@ -264,6 +289,7 @@ def _strike(run: Run, faults: list[_Fault], console: Console, supervisor: Sequen
                 injected.append(Injected(fault.name, at_step=step, attempt=attempt, time=when))
                 events.write("fault_injected", fault=fault.name, step=step, attempt=attempt, pids=pids)
                 console.line(f"step {step}: {fault.name}")
+                watched.progress.begin_attempt()
             code = watched.process.wait()
             if code == 75:
                 watched.restart()
@@ -277,10 +303,6 @@ def _strike(run: Run, faults: list[_Fault], console: Console, supervisor: Sequen
 
 def _last_step(run: Run) -> int:
     return max((int(event["step"]) for event in run.steps()), default=0)
-
-
-def _same_weights(first: Path, second: Path) -> bool | None:
-    return None
 
 
 def _job_failed(run: Run, code: int) -> TrainingError:

@@ -28,9 +28,10 @@ class Progress:
         restored: this attempt's ``restored`` event, or ``None``.
     """
 
-    def __init__(self, run: Run, *, total_steps: int | None) -> None:
+    def __init__(self, run: Run, *, total_steps: int | None, script: bool = False) -> None:
         self._run = run
         self._total = total_steps
+        self._script = script
         self._offsets: dict[int, int] = {}
         self.step: int | None = None
         self.attempt_step: int | None = None
@@ -92,9 +93,14 @@ class Progress:
             case "stopped":
                 self.stopped[rank] = event
 
-    def saw_durable(self, step: int, when: float) -> None:
-        """A durable checkpoint learnt from the catalog (scripts that write no events)."""
-        self.durable = max((step, when), self.durable or (step, when))
+    def saw_durable(self, step: int, when: float, *, loss: float | None = None) -> bool:
+        """A durable checkpoint learnt from the catalog (scripts that write no events); True when it is news."""
+        if self.durable is not None and (step, when) <= self.durable:
+            return False
+        self.durable = (step, when)
+        if self._script and loss is not None:
+            self.loss = loss
+        return True
 
     @property
     def silence(self) -> float:
@@ -115,9 +121,12 @@ class Progress:
     def line(self, *, elapsed: float) -> str:
         """The live line: step, loss, tokens/s, time left, age of the newest durable checkpoint."""
         parts = []
-        if self.attempt_step is None:
-            place = f"starting ({format_duration(elapsed)})" if self.step is None else "resuming"
-            parts.append(place)
+        if self.attempt_step is None and self._script:
+            parts.append(f"running ({format_duration(elapsed)})")
+            if self.loss is not None and self.durable is not None:
+                parts.append(f"loss {self.loss:.4f} at step {self.durable[0]}")
+        elif self.attempt_step is None:
+            parts.append(f"starting ({format_duration(elapsed)})" if self.step is None else "resuming")
         else:
             total = f"/{self._total}" if self._total else ""
             parts.append(f"step {self.attempt_step}{total}")

@@ -62,13 +62,13 @@ def summary(document: dict[str, Any]) -> list[str]:
     if progress["tokens_per_s"]:
         learnt.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
     durable = progress["last_durable_step"]
-    stalls = [entry["call_s"] for entry in document["checkpoints"]]
+    stalls = [entry["call_s"] for entry in document["checkpoints"] if entry["call_s"]]
     saved = f"newest durable checkpoint: step {durable}" if durable is not None else "no durable checkpoint"
     if stalls:
         saved += f"; {len(stalls)} saves, {format_duration(sum(stalls) / len(stalls))} a call"
     lines = [
         " · ".join(head),
-        f"  learnt   {' · '.join(learnt) or 'the script wrote no steps'}",
+        f"  learnt   {' · '.join(learnt) or 'the script told no losses'}",
         f"  saved    {saved}",
     ]
     if run["note"]:

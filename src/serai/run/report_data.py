@@ -45,7 +45,9 @@ def collect(run: Run) -> dict[str, Any]:
     )
     start: dict[str, Any] = next((event for event in reversed(rank_zero) if event["kind"] == "start"), {})
     checkpoints = _checkpoints(run)
-    durable = [entry["step"] for entry in checkpoints if entry["durable_s"] is not None]
+    if not steps:
+        steps, checkpoints = _of_a_script(supervisor, checkpoints)
+    durable = [entry["step"] for entry in checkpoints if entry["durable"]]
     return {
         "schema_version": 1,
         "run": {
@@ -128,15 +130,33 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
             entry = found.setdefault(
                 key,
                 {"step": event["step"], "generation": event.get("generation"), "attempt": event.get("attempt"),
-                 "time": event["time"], "bytes": 0, "durable_s": None, **dict.fromkeys(STALL_TERMS, 0.0)},
+                 "time": event["time"], "bytes": 0, "durable_s": None, "durable": False, **dict.fromkeys(STALL_TERMS, 0.0)},
             )  # fmt: skip
             if event["kind"] == "durable":
+                entry["durable"] = True
                 entry["durable_s"] = event.get("seconds_after_save")
                 continue
             entry["bytes"] += int(event.get("bytes") or 0)
             for term in STALL_TERMS:
                 entry[term] = max(entry[term], float(event.get(term) or 0.0))
     return sorted(found.values(), key=lambda entry: float(entry["time"]))
+
+
+def _of_a_script(
+    supervisor: list[dict[str, Any]], checkpoints: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What is known of a script that writes no events: the checkpoints that became durable, and their losses."""
+    seen = _last_of_each_step(event for event in supervisor if event["kind"] == "durable")
+    steps = [
+        {"step": event["step"], "loss": event["loss"]} for event in seen if event.get("loss") is not None
+    ]
+    if not checkpoints:
+        checkpoints = [
+            {"step": event["step"], "generation": event["generation"], "attempt": None, "time": event["time"],
+             "bytes": event["bytes"], "durable_s": None, "durable": True, **dict.fromkeys(STALL_TERMS, 0.0)}
+            for event in seen
+        ]  # fmt: skip
+    return steps, checkpoints
 
 
 def _attempts(supervisor: list[dict[str, Any]], rank_zero: list[dict[str, Any]]) -> list[dict[str, Any]]:

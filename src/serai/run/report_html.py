@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -65,22 +66,25 @@ def _points(entries: list[dict[str, Any]], key: str) -> list[tuple[float, float]
 
 
 def _marks(document: dict[str, Any]) -> list[Mark]:
-    """Where attempts resumed: at the step that each one restored."""
-    marks = []
-    for before, entry in zip([None, *document["attempts"]], document["attempts"], strict=False):
-        if before is None or entry["restored_step"] is None:
+    """Where attempts resumed: at the step that each one restored; one mark for several at one step."""
+    marks: dict[int, Mark] = {}
+    counts: dict[int, int] = {}
+    for before, entry in itertools.pairwise(document["attempts"]):
+        step = entry["restored_step"]
+        if step is None:
             continue
+        counts[step] = counts.get(step, 0) + 1
         why = before["message"] or before["status"]
-        marks.append(
-            Mark(
-                x=float(entry["restored_step"]),
-                label="resumed",
-                title=f"attempt {entry['attempt']} resumed from step {entry['restored_step']} "
-                f"({entry['tier'] or 'unknown'} tier) after: {why}",
-                style="mark failed" if before["status"] == "failed" else "mark",
-            )
+        title = f"attempt {entry['attempt']} resumed from step {step} ({entry['tier'] or 'unknown'} tier) after: {why}"
+        failed = before["status"] == "failed"
+        known = marks.get(step)
+        marks[step] = Mark(
+            x=float(step),
+            label="resumed" if counts[step] == 1 else f"resumed × {counts[step]}",
+            title=title if known is None else f"{known.title}\n{title}",
+            style="mark failed" if failed or (known is not None and "failed" in known.style) else "mark",
         )
-    return marks
+    return list(marks.values())
 
 
 def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

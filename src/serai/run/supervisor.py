@@ -20,10 +20,11 @@ from serai.events import EventWriter
 from serai.run import report
 from serai.run.adopt import adopt
 from serai.run.attempt import Attempt
-from serai.run.causes import Failure, classify, oom_kills
+from serai.run.causes import Failure, classify
 from serai.run.console import Console
 from serai.run.job import Job, launch_request
 from serai.run.launcher_request import LaunchRequest
+from serai.run.memory_kills import MemoryKills
 from serai.run.policy import RetryPolicy
 from serai.run.processes import sweep
 from serai.run.progress import Progress
@@ -99,7 +100,7 @@ class _Supervisor:
         self._began = time.time()
         self._number = int(state.get("attempts", 0))
         self._events = EventWriter(run.supervisor_events)
-        self._progress = Progress(run, total_steps=self._job.steps)
+        self._progress = Progress(run, total_steps=self._job.steps, script=self._job.script is not None)
         self._policy = RetryPolicy(self._job.retry)
         self._announced_stop = False
         self._last_live = time.monotonic()
@@ -219,25 +220,33 @@ class _Supervisor:
         return self._stops.count > 0
 
     def _one_attempt(self, attempt: Attempt) -> _Outcome:
-        kills_before = oom_kills()
+        memory_kills = MemoryKills()
         self._progress.poll()
         self._progress.begin_attempt()
         attempt.launch(self._request())
         self._run.update(status="running", attempts=self._number)
-        hang_s = self._watch(attempt)
+        hang_s = self._watch(attempt, memory_kills)
         self._progress.poll()
+        ended = dict(attempt.end.deaths)
         for rank, code in sorted(attempt.end.exits.items()):
-            number = -code if code is not None and code < 0 else None
             self._events.write(
-                "worker_exited", attempt=self._number, rank=rank, exit_code=code, signal=number
+                "worker_exited",
+                attempt=self._number,
+                rank=rank,
+                exit_code=code,
+                signal=-code if code is not None and code < 0 else None,
+                ended=ended.get(rank),
+                killed_by_supervisor=rank in attempt.end.killed,
             )
-        return self._judge(attempt, hang_s=hang_s, oom_killed=oom_kills() > kills_before)
+        return self._judge(
+            attempt, hang_s=hang_s, oom_killed=any(memory_kills.near(moment) for moment in ended.values())
+        )
 
     def _request(self) -> LaunchRequest:
         run_id = f"{self._run.id}-{self._number}-{uuid.uuid4().hex[:8]}"
         return launch_request(self._run, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S)
 
-    def _watch(self, attempt: Attempt) -> float | None:
+    def _watch(self, attempt: Attempt, memory_kills: MemoryKills) -> float | None:
         """Until nothing of the attempt is left. Returns the seconds of silence if it had to be killed for a hang."""
         announced = False
         stop_sent: float | None = None
@@ -254,6 +263,7 @@ class _Supervisor:
                 )
             self._tell(self._progress.poll())
             self._show()
+            memory_kills.look()
             requests = self._stops.look()
             if requests:
                 self._announce_stop()
@@ -304,13 +314,15 @@ class _Supervisor:
 
     def _judge(self, attempt: Attempt, *, hang_s: float | None, oom_killed: bool) -> _Outcome:
         exits = attempt.end.exits
-        if exits and all(code == 0 for code in exits.values()) and len(exits) == self._processes:
+        # A rank that lingers after its peers have saved and left is ended by elastic: not its own doing.
+        own = [code for rank, code in exits.items() if rank not in attempt.end.killed]
+        if own == [0] * self._processes:
             return _Outcome("finished", DONE)
         if self._stops.count > 1:
             return _Outcome(
                 "stopped", INTERRUPTED, note="stopped at once; nothing was saved since the last checkpoint"
             )
-        if exits and all(code in (0, 75) for code in exits.values()):
+        if 75 in own and all(code in (0, 75) for code in own):
             by = "" if self._stops.count else "a worker was told to stop by a signal from outside"
             return _Outcome("stopped", STOPPED, note=by)
         failure = classify(
@@ -367,8 +379,17 @@ class _Supervisor:
             return
         self._last_catalog = now
         found = self._services.newest_checkpoint(self._root)
-        if found is not None:
-            self._progress.saw_durable(*found)
+        if found is None or not self._progress.saw_durable(found.step, found.created, loss=found.loss):
+            return
+        if self._job.script is not None:
+            self._events.write(
+                "durable",
+                step=found.step,
+                generation=found.name,
+                loss=found.loss,
+                bytes=found.bytes,
+                saved=found.created,
+            )
 
     def _end(self, outcome: _Outcome) -> int:
         seconds = time.time() - self._began
