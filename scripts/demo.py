@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[1]
 WORKSPACE = ROOT / "demo"
 JOB = ROOT / "examples/demo.yaml"
 VICTIM = 1
-KILL_AFTER = 20  # a checkpoint of this step or later must be durable first ...
-STEPS_LATER = 5  # ... and so many steps done since: they are what the resume repeats
+KILL_AFTER = 60  # a checkpoint of this step or later must be durable first ...
+STEPS_LATER = 10  # ... and so many steps done since the newest save: they are what the resume repeats
 LONGEST = 30 * 60.0
-LEARNT = 0.9  # validation loss over unigram entropy, at most
+LEARNT = 0.5  # nats by which the validation loss is below the unigram entropy, at least
 
 
 def main() -> int:
@@ -73,14 +73,14 @@ def kill_one_rank(supervisor: subprocess.Popen[bytes], limit: float) -> int | No
         found = Workspace(WORKSPACE).by_name("demo") if WORKSPACE.exists() else None
         if found is None:
             continue
-        durable = [e["step"] for e in read_events(found.rank_events(0), kind="durable")]
-        steps = [e["step"] for e in read_events(found.rank_events(0), kind="step")]
-        if not steps or max(durable, default=0) < KILL_AFTER or steps[-1] % 10 != STEPS_LATER:
+        newest = {e["kind"]: e["step"] for e in read_events(found.rank_events(0)) if "step" in e}
+        saved = newest.get("save", 0)
+        if newest.get("durable", 0) < KILL_AFTER or newest.get("step", 0) < saved + STEPS_LATER:
             continue
         victim = [e["pid"] for e in read_events(found.rank_events(VICTIM), kind="start")][-1]
-        print(f"\ndemo: kill -9 {victim} (rank {VICTIM}) after step {steps[-1]}\n", flush=True)
+        print(f"\ndemo: kill -9 {victim} (rank {VICTIM}) after step {newest['step']}\n", flush=True)
         os.kill(victim, signal.SIGKILL)
-        return int(steps[-1])
+        return int(newest["step"])
     return None
 
 
@@ -96,7 +96,7 @@ def tell(run: Run, killed_at: int, seconds: float) -> int:
     repeated = {step: values for step, values in losses.items() if len(values) > 1}
     different = [step for step, values in repeated.items() if len(set(values)) > 1]
     validation, entropy = progress["validation_loss"], progress["unigram_entropy"]
-    learnt = validation < LEARNT * entropy
+    learnt = validation <= entropy - LEARNT
 
     print(
         f"\ndemo: {format_duration(seconds)} on {report['environment']['cpus']} cores, "
