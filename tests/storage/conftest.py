@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,9 +98,19 @@ def proxy(s3: int) -> Iterator[FaultyProxy]:
         yield faulty
 
 
-@pytest.fixture(params=["local", "s3", pytest.param("azure", marks=needs_azurite)])
+# To try the contract on a store of your own: SERAI_TEST_STORAGE=s3://bucket/prefix?endpoint=... with its
+# credentials in the environment. What the tests leave lies below that prefix.
+OWN_STORE = os.environ.get("SERAI_TEST_STORAGE")
+KINDS = ["local", "s3", pytest.param("azure", marks=needs_azurite), *(["own"] if OWN_STORE else [])]
+
+
+@pytest.fixture(params=KINDS)
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """An empty storage of each kind."""
+    if request.param == "own":
+        assert OWN_STORE is not None
+        root, found, query = OWN_STORE.partition("?")
+        return open_storage(f"{root}/{uuid.uuid4().hex}{found}{query}", part_size=5 << 20)
     if request.param == "local":
         return open_storage(tmp_path / "root")
     if request.param == "s3":

@@ -138,6 +138,27 @@ def test_upload_in_chunks(storage: Storage) -> None:
     assert storage.read("step-1/empty") == b""
 
 
+@pytest.mark.parametrize("chunk", [1 << 20, 7 << 20])
+def test_stable_chunks(storage: Storage, chunk: int) -> None:
+    size = (23 << 20) + 12345
+    data = memoryview(os.urandom(size))
+    asked = []
+
+    def chunks():  # type: ignore[no-untyped-def]
+        for offset in range(0, size, chunk):
+            asked.append(offset)
+            yield data[offset : offset + chunk]
+
+    storage.upload("shard", chunks(), size, stable=True)
+    assert storage.read("shard") == data
+    assert asked == list(range(0, size, chunk))
+
+
+def test_a_url_of_an_object(storage: Storage) -> None:
+    root, _, query = storage.url.partition("?")
+    assert storage.url_of("step-1/a") == f"{root}/step-1/a" + (f"?{query}" if query else "")
+
+
 def test_a_failing_source_or_a_wrong_size_stores_nothing(storage: Storage) -> None:
     def failing():  # type: ignore[no-untyped-def]
         yield memoryview(bytes(6 << 20))

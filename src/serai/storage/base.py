@@ -46,11 +46,13 @@ class Storage(ABC):
         """Store only if ``key`` does not exist, atomically among all writers; ``False`` if it did."""
 
     @abstractmethod
-    def upload(self, key: str, chunks: Iterable[memoryview], size: int) -> None:
+    def upload(self, key: str, chunks: Iterable[memoryview], size: int, *, stable: bool = False) -> None:
         """Store a large object from consecutive chunks (``size`` bytes in all), atomically and durably.
 
-        A chunk's memory may change once the next chunk is asked for. Chunks of whole 4 KiB blocks in
-        4 KiB aligned memory, 16 MiB or more each, are the fast path of a local disk.
+        A chunk's memory may change once the next chunk is asked for, unless ``stable`` says that all of
+        them stay as they are until this returns: then the next chunk is made while the one before is
+        written, and nothing is copied on the way. Chunks of whole 4 KiB blocks in 4 KiB aligned memory,
+        16 MiB or more each, are the fast path of a local disk.
         """
 
     @abstractmethod
@@ -81,6 +83,11 @@ class Storage(ABC):
     def probe_conditional_put(self) -> bool:
         """Whether this place really honours ``put_if_absent``: tried with a small object, then removed."""
 
+    def url_of(self, key: str) -> str:
+        """A URL for one object or folder, for people; options in ``url`` stay behind the path."""
+        root, found, query = self.url.partition("?")
+        return f"{root.rstrip('/')}/{key}{found}{query}"
+
     def verify_size(self, key: str, size: int) -> None:
         """Ask the place how large ``key`` is; a ``StorageError`` when that is not ``size`` bytes."""
         stored = self.size(key)
@@ -88,7 +95,7 @@ class Storage(ABC):
             raise StorageError(
                 f"{key} has {stored} bytes where {size} were written",
                 code="S307",
-                where=f"{key} in {self.url}",
+                where=self.url_of(key),
                 expected=f"{size} bytes",
                 next_step="serai explain S307",
             )

@@ -9,8 +9,9 @@ import os
 import secrets
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,25 +114,26 @@ class LocalStorage(Storage):
             _sync_folder(target.parent)
             return created
 
-    def upload(self, key: str, chunks: Iterable[memoryview], size: int) -> None:
+    def upload(self, key: str, chunks: Iterable[memoryview], size: int, *, stable: bool = False) -> None:
         with self._errors(key, "write"), self._temporary(key) as (temporary, target):
             with (
                 FileWriter(temporary, size, direct=self._direct) as writer,
                 ThreadPoolExecutor(self._writers, thread_name_prefix="serai-upload") as pool,
             ):
+                pending: deque[Future[None]] = deque()
                 offset = 0
                 for chunk in chunks:
                     view = chunk.cast("B")
                     if offset + len(view) > size:
                         raise _wrong_size(key, size, f"more than {offset + len(view) - 1}")
-                    # Wait for each chunk: the iterable may refill its buffer for the next one.
-                    pieces = writer.pieces(len(view), self._writers)
-                    futures = [
-                        pool.submit(writer.write, view[begin:end], offset + begin) for begin, end in pieces
-                    ]
-                    for future in futures:
-                        future.result()
+                    for begin, end in writer.pieces(len(view), self._writers):
+                        pending.append(pool.submit(writer.write, view[begin:end], offset + begin))
                     offset += len(view)
+                    # What may be refilled has to be written first; what is stable only has to be bounded.
+                    while len(pending) > (2 * self._writers if stable else 0):
+                        pending.popleft().result()
+                while pending:
+                    pending.popleft().result()
                 if offset != size:
                     raise _wrong_size(key, size, str(offset))
                 writer.finish()

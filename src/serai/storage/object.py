@@ -117,7 +117,7 @@ class ObjectStorage(Storage):
                 raise StorageError(
                     f"{key} ends at byte {offset + begin + len(data)}",
                     code="S307",
-                    where=f"{key}@{offset} in {self.url}",
+                    where=f"{self.url_of(key)} at byte {offset}",
                     expected=f"{len(view)} bytes from offset {offset}",
                     next_step="serai ckpt verify: the object was cut short",
                 )
@@ -201,12 +201,12 @@ class ObjectStorage(Storage):
             except NotFoundInStorage:
                 # 409: another conditional write was under way, and it did not come through either.
                 raise StorageTransient(
-                    f"two writers of {key} hindered each other", where=f"{key} in {self.url}"
+                    f"two writers of {key} hindered each other", where=self.url_of(key)
                 ) from None
 
         return self._retry(attempt, deadline=self._deadline())
 
-    def upload(self, key: str, chunks: Iterable[memoryview], size: int) -> None:
+    def upload(self, key: str, chunks: Iterable[memoryview], size: int, *, stable: bool = False) -> None:
         import obstore
 
         check_key(key)
@@ -217,11 +217,11 @@ class ObjectStorage(Storage):
 
         broken: builtins.list[BaseException] = []
 
-        def source() -> Iterator[bytes]:
+        def source() -> Iterator[bytes | memoryview]:
             try:
                 for chunk in self._counted(key, chunks, size):
                     # A copy, so that the iterable may refill its buffer while parts are on their way.
-                    yield bytes(chunk)
+                    yield chunk if stable else bytes(chunk)
             except BaseException as error:
                 broken.append(error)
                 raise
@@ -257,7 +257,7 @@ class ObjectStorage(Storage):
         try:
             self._ask("copy", key, lambda: obstore.copy(self._once, key, new_key))
         except NotFoundInStorage:
-            raise NotFoundInStorage(f"there is no {key} to copy", where=f"{key} in {self.url}") from None
+            raise NotFoundInStorage(f"there is no {key} to copy", where=self.url_of(key)) from None
         self.verify_size(new_key, size)
 
     def delete(self, key: str) -> None:
