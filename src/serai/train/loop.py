@@ -258,13 +258,11 @@ class Trainer:
             limit=rows,
         )
         total, tokens = 0.0, 0
-        self.model.eval()
-        with torch.no_grad():
+        with self.parallel.evaluating(self.model):
             for inputs, labels in batches:
                 total += float(self.loss(self.model, inputs, labels))
                 tokens += int((labels >= 0).sum())
                 self.reporter.beat(step=self.step, evaluating=True)
-        self.model.train()
         total, predicted = sum_over_ranks([total, float(tokens)], self.device)
         loss = total / predicted
         self.reporter.evaluation(

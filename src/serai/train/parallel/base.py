@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -43,6 +44,16 @@ class Parallel(ABC):
     @abstractmethod
     def compute(self) -> AbstractContextManager[None]:
         """Around every forward pass, for the compute type."""
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Around an evaluation: no gradients, and afterwards the model is as it is between steps."""
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            model.train()
 
     def clip(self, model: nn.Module, max_norm: float | None) -> float:
         """Scale gradients so that their global norm is at most ``max_norm``; returns the norm before."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -38,6 +39,19 @@ class FSDP2(Parallel):
 
     def compute(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """A forward pass without a backward one leaves the outermost group gathered: shard it again.
+
+        Otherwise a save that follows would see whole plain tensors in place of the optimizer's shards.
+        """
+        assert isinstance(model, FSDPModule)
+        try:
+            with super().evaluating(model):
+                yield
+        finally:
+            model.reshard()
 
     def _whole(self, norm: torch.Tensor) -> float:
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
