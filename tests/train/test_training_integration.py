@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.train.launching import Fault, Job, Workers
 
 import serai
@@ -32,6 +33,31 @@ def _generations(job: Job) -> list[Path]:
 def _forget_step_8(job: Job) -> None:
     (newest,) = (folder for folder in _generations(job) if "00000008" in folder.name)
     shutil.rmtree(newest)
+
+
+def _assert_same_end(job: Job, other: Job) -> None:
+    """The last checkpoints hold the same bits: weights, optimizer state, positions."""
+    ends = [serai.load(str(each.run_dir / "checkpoints"), step=STEPS) for each in (job, other)]
+    first, second = ({name: end[name] for name in COMPARED} for end in ends)
+    _assert_same(first, second, "")
+
+
+COMPARED = ("model", "optimizer", "scheduler", "loader", "progress")
+
+
+def _assert_same(first: Any, second: Any, where: str) -> None:
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for key in first:
+            _assert_same(first[key], second[key], f"{where}/{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), where
+        for index, (one, two) in enumerate(zip(first, second, strict=True)):
+            _assert_same(one, two, f"{where}/{index}")
+    else:
+        assert first == second, where
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +134,7 @@ def test_killed_twice_ddp_resumes_to_the_same_bits(uninterrupted: dict[str, Job]
     assert first["step"] in (2, 4)
     assert second["step"] >= first["step"]
     assert job.losses() == uninterrupted["ddp"].losses()
+    _assert_same_end(job, uninterrupted["ddp"])
     assert (
         job.events("evaluation")[-1]["loss_hex"] == uninterrupted["ddp"].events("evaluation")[-1]["loss_hex"]
     )
@@ -128,6 +155,7 @@ def test_killed_then_stopped_fsdp2_resumes_to_the_same_bits(
     assert job.run(attempt=3) == [0, 0]
     assert job.events("restored")[1]["step"] == restored["step"] + 1
     assert job.losses() == uninterrupted["fsdp2"].losses()
+    _assert_same_end(job, uninterrupted["fsdp2"])
 
 
 def test_three_ddp_ranks_resume_to_the_same_bits(workspace: Path) -> None:
@@ -143,6 +171,7 @@ def test_three_ddp_ranks_resume_to_the_same_bits(workspace: Path) -> None:
     assert resumed.events("restored")[0]["step"] == 4
     assert resumed.losses() == {step: loss for step, loss in job.losses().items() if step > 4}
     assert {event["tokens"] for event in job.events("step")} == {128}
+    _assert_same_end(resumed, job)
 
 
 def test_a_checkpoint_has_clean_names_and_moves_to_another_layout(
