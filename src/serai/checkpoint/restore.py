@@ -1,0 +1,276 @@
+"""Restoring over all ranks: agree on the newest generation that everybody can verify, then fill.
+
+Nothing live is touched before every rank has voted yes; an error on one rank is a vote, and all ranks
+walk back together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from serai.checkpoint.agent.client import AgentClient
+from serai.checkpoint.bind import Binding, Index, bind
+from serai.checkpoint.catalog import Damage, scan
+from serai.checkpoint.format import Manifest
+from serai.checkpoint.memory import Mapping
+from serai.checkpoint.ranks import Ranks
+from serai.checkpoint.source import MemorySource, Source, StorageSource, fill, verify_chunks
+from serai.errors import CheckpointCorrupt, CheckpointNotFound, SeraiError, StateMismatch
+from serai.storage.base import Storage
+
+__all__ = ["Restored", "Skipped", "restore"]
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A generation that was passed over, and why."""
+
+    step: int | None
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What ``restore`` loaded.
+
+    Attributes:
+        step: the step that was saved; go on with the next.
+        tier: ``memory``, ``peer``, ``local`` or ``durable``: the nearest tier that had it.
+        generation: its name.
+        seconds: how long it took.
+        bytes: what this rank read.
+        skipped: newer generations that did not verify.
+        metrics: what was given to ``save``.
+    """
+
+    step: int
+    tier: str
+    generation: str
+    seconds: float
+    bytes: int
+    skipped: tuple[Skipped, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A generation one rank could read, and how to open it."""
+
+    key: Key
+    step: int
+    tier: str
+    open: Callable[[], Source]
+
+
+@dataclass(frozen=True)
+class _Vote:
+    """One rank's word on a generation. ``mismatch`` is no damage: another generation would not help."""
+
+    ok: bool
+    reason: str = ""
+    mismatch: bool = False
+
+
+# Nearest first: equal generations are read from the first tier that has them.
+_TIERS = ("memory", "local", "durable")
+
+
+def restore(
+    state: MutableMapping[str, Any],
+    *,
+    ranks: Ranks,
+    agent: AgentClient | None,
+    storages: Sequence[tuple[str, Storage]],
+    step: int | None,
+    strict: bool,
+    pool: ThreadPoolExecutor,
+) -> Restored | None:
+    """Load the newest generation (or that of ``step``) into ``state``; ``None`` when there is none.
+
+    ``storages`` are ``(tier, storage)``, nearest first. Raises ``CheckpointCorrupt`` when there are
+    generations but none verifies, or the named one does not; ``CheckpointNotFound`` when the named one is
+    not there; ``StateMismatch`` when names, shapes or dtypes differ. The state is then untouched.
+    """
+    began = time.perf_counter()
+    offers, damaged = _collect(agent, storages, step, rank=ranks.rank)
+    skipped: list[Skipped] = [Skipped(None, tier, str(damage)) for tier, damage in damaged]
+    for key, tier in _agree(ranks, offers):
+        offer = next(o for o in offers if o.key == key and o.tier == tier)
+        outcome = _try(state, offer, ranks, strict, pool)
+        if isinstance(outcome, Skipped):
+            skipped.append(outcome)
+            if ranks.first:
+                warnings.warn(
+                    f"checkpoint of step {outcome.step} ({tier}) is passed over: {outcome.reason}",
+                    stacklevel=4,
+                )
+            continue
+        source, binding, nbytes = outcome
+        try:
+            fill(source, binding.copies, pool)
+            binding.finish()
+        finally:
+            source.close()
+        _confirm(ranks, None)
+        _tell(skipped, ranks, offer.step)
+        return Restored(
+            step=offer.step,
+            tier=tier,
+            generation=source.manifest.name,
+            seconds=time.perf_counter() - began,
+            bytes=nbytes,
+            skipped=tuple(skipped),
+            metrics=dict(source.manifest.metrics),
+        )
+    _nothing(ranks, skipped, step, [storage.url for _, storage in storages])
+    return None
+
+
+def _collect(
+    agent: AgentClient | None, storages: Sequence[tuple[str, Storage]], step: int | None, rank: int
+) -> tuple[list[_Offer], list[tuple[str, Damage]]]:
+    offers: list[_Offer] = []
+    damaged: list[tuple[str, Damage]] = []
+    if agent is not None:
+        for found in agent.ask("memory")["generations"]:
+            if found["whole"] and step in (None, found["step"]):
+                key = (found["attempt"], found["sequence"])
+                offers.append(_Offer(key, found["step"], "memory", _memory_opener(agent, key)))
+    for tier, storage in storages:
+        for folder, entry in scan(storage):
+            if isinstance(entry, Damage):
+                damaged.append((tier, entry))
+            elif step in (None, entry.step):
+                offers.append(
+                    _Offer(entry.key, entry.step, tier, _storage_opener(storage, folder, entry, tier))
+                )
+    return offers, damaged
+
+
+def _memory_opener(agent: AgentClient, key: Key) -> Callable[[], Source]:
+    return lambda: open_memory(agent, key)
+
+
+def _storage_opener(storage: Storage, folder: str, manifest: Manifest, tier: str) -> Callable[[], Source]:
+    return lambda: StorageSource(storage, folder, manifest, tier)
+
+
+class _HeldMemory(MemorySource):
+    """A memory source that tells the agent when it is done with the slots."""
+
+    def __init__(
+        self, agent: AgentClient, hold: int, manifest: Manifest, values: bytes, shards: list[Mapping]
+    ) -> None:
+        super().__init__(manifest, values, shards)
+        self._agent = agent
+        self._hold = hold
+
+    def close(self) -> None:
+        super().close()
+        self._agent.ask("shut", hold=self._hold)
+
+
+def open_memory(agent: AgentClient, key: Key) -> Source:
+    """Map a generation that the agent holds. Raises ``CheckpointCorrupt`` when it is gone."""
+    answer, fds = agent.ask_with_fds("open", attempt=key[0], sequence=key[1], timeout=120.0)
+    try:
+        if not answer["found"]:
+            raise CheckpointCorrupt(f"generation {key} is no longer in memory")
+        sizes = answer["sizes"]
+        data, values = (os.pread(fd, size, 0) for fd, size in zip(fds[:2], sizes[:2], strict=True))
+        manifest = Manifest.from_bytes(data, "memory")
+        shards = [Mapping(fd, size, writable=False) for fd, size in zip(fds[2:], sizes[2:], strict=True)]
+        return _HeldMemory(agent, answer["hold"], manifest, values, shards)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _agree(ranks: Ranks, offers: list[_Offer]) -> Iterator[tuple[Key, str]]:
+    """Generations that every rank can reach, newest first and nearest tier first."""
+    mine = {(offer.key, offer.tier) for offer in offers}
+    everyone = ranks.gather(mine)
+    common = set.intersection(*everyone)
+    yield from sorted(common, key=lambda item: (item[0], -_TIERS.index(item[1])), reverse=True)
+
+
+def _try(
+    state: MutableMapping[str, Any], offer: _Offer, ranks: Ranks, strict: bool, pool: ThreadPoolExecutor
+) -> tuple[Source, Binding, int] | Skipped:
+    """Open, match and verify on every rank; all of them go on only if all of them could."""
+    source: Source | None = None
+    binding: Binding | None = None
+    nbytes = 0
+    error: Exception | None = None
+    try:
+        source = offer.open()
+        binding = bind(state, Index(source.manifest, source.values, ranks.rank, ranks.world_size))
+        binding.check(strict=strict)
+        nbytes = verify_chunks(source, binding.copies, pool)
+        vote = _Vote(True)
+    except StateMismatch as mismatch:
+        error, vote = mismatch, _Vote(False, mismatch.message, mismatch=True)
+    except (SeraiError, OSError, MemoryError) as problem:
+        error, vote = problem, _Vote(False, getattr(problem, "message", None) or str(problem))
+    except Exception as problem:
+        error, vote = problem, _Vote(False, f"{type(problem).__name__}: {problem}", mismatch=True)
+    votes = ranks.gather(vote)
+    if all(v.ok for v in votes):
+        assert source is not None
+        assert binding is not None
+        for note in binding.notes:
+            warnings.warn(note, stacklevel=5)
+        return source, binding, nbytes
+    if source is not None:
+        source.close()
+    if error is not None and vote.mismatch:
+        raise error
+    others = [(rank, v) for rank, v in enumerate(votes) if not v.ok]
+    rank, first = next(((r, v) for r, v in others if v.mismatch), others[0])
+    if first.mismatch:
+        raise StateMismatch(f"rank {rank}: {first.reason}")
+    reason = first.reason if rank == ranks.rank else f"rank {rank}: {first.reason}"
+    return Skipped(offer.step, offer.tier, reason)
+
+
+def _confirm(ranks: Ranks, problem: str | None) -> None:
+    ranks.gather(problem)
+
+
+def _tell(skipped: list[Skipped], ranks: Ranks, step: int) -> None:
+    hidden = [s for s in skipped if s.step is None]
+    if hidden and ranks.first:
+        warnings.warn(
+            f"resuming from step {step}; damaged checkpoints were passed over: "
+            + "; ".join(s.reason for s in hidden[:5]),
+            stacklevel=4,
+        )
+
+
+def _nothing(ranks: Ranks, skipped: list[Skipped], step: int | None, urls: list[str]) -> None:
+    place = urls[-1] if urls else "memory"
+    reasons = [s for group in ranks.gather(skipped) for s in group]
+    unique = list(dict.fromkeys(s.reason for s in reasons))
+    if unique:
+        which = "no checkpoint" if step is None else f"the checkpoint of step {step}, or none of them,"
+        raise CheckpointCorrupt(
+            f"{which} verifies in {place}: " + "; ".join(unique[:5]),
+            where=place,
+            expected="at least one generation whose bytes match their checksums",
+            next_step=f"serai ckpt verify {place}",
+        )
+    if step is not None:
+        raise CheckpointNotFound(
+            f"there is no checkpoint of step {step} in {place}",
+            where=place,
+            next_step=f"serai ckpt ls {place}",
+        )
