@@ -49,7 +49,9 @@ def test_submit_status_cancel(jobs: Jobs) -> None:
     run, place = jobs.make("--steps", "500", "--step-seconds", "0.02"), backend("local")
     assert not place.status(run).alive
     submission = place.submit(run)
-    assert submission.handle == str(run.state()["pid"])
+    holder = run.holder()
+    assert holder is not None
+    assert submission.handle == str(holder.pid)
     wait_for(lambda: last_step(run) >= 2, what="step 2")
     assert place.status(run).alive
     with pytest.raises(EnvironmentFault) as caught:
