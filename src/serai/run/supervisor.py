@@ -267,7 +267,9 @@ class _Supervisor:
 
     def _request(self) -> LaunchRequest:
         run_id = f"{self._run.id}-{self._number}-{uuid.uuid4().hex[:8]}"
-        return launch_request(self._run, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S)
+        return launch_request(
+            self._job, self._run.path, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S
+        )
 
     def _watch(self, attempt: Attempt, memory_kills: MemoryKills) -> float | None:
         """Until nothing of the attempt is left. Returns the seconds of silence if it had to be killed for a hang."""
