@@ -162,6 +162,9 @@ class TestCarets:
     def test_tabs_take_one(self) -> None:
         assert self.lines(self.problem("\tab", 2, 2)) == ["1 |  ab", "  |  ^^"]
 
+    def test_control_characters_do_not_reach_the_terminal(self) -> None:
+        assert self.lines(self.problem("a\x1b[31mb\u202ec", 2, 1)) == ["1 | a\ufffd[31mb\ufffdc", "  |  ^"]
+
     def test_a_long_line_is_cut_around_the_caret(self) -> None:
         source = "x" * 500 + "HERE" + "y" * 500
         shown, caret = self.lines(self.problem(source, 501, 4))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from serai.errors import Problem, SpecError
 from serai.spec import resolve
@@ -256,6 +258,7 @@ def test_a_rule_between_sections_is_told_beside_other_problems(tmp_path: Path) -
         ("serai=2", "S112", 1, 5, "`serai` cannot be set"),
         ("train.betas=[0.9", "S104", 17, 1, "YAML syntax"),
         ("train.betas=[0.9,2]", "S114", 18, 1, "a moment decay of 2"),
+        ("a.b.c.d.e.f.g.h.i=1", "S112", 1, 17, "a key of 9 parts"),
         ("train=5", "S102", 7, 1, "`train` is the number 5"),
         ("train.steps.more=5", "S102", 7, 5, "`train.steps` is a mapping"),
         ("train.steps=1\n2", "S112", 1, 11, "several lines"),
@@ -368,3 +371,52 @@ class TestFilesThatCannotBeRead:
         path = tmp_path / "job.yaml"
         path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
         assert resolve(path).name == "demo"
+
+
+WORDS = st.sampled_from(
+    [
+        "serai: 1", "name: x", "name:", "train:", "  steps: 3", " steps: [", "model: {preset: tiny}", "data: {corpus: shakespeare}",
+        "script: a.py", "args: [1, 2]", "checkpoint: {every: 1", "}", "- a", "&a", "*a", "<<: *a", "? [x]", ": y", "!!str 3", "|",
+        "  text", "\tb: c", "'", '"', "#", "---", "%YAML 1.2", "extends: job.yaml", "train: 5", "retry: {max: -1}", "null", "\u00e9: \u4f60", "\x00",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(WORDS, max_size=12) | st.text(max_size=60).map(lambda text: [text]))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_text_gives_a_job_or_problems_with_places(tmp_path: Path, lines: list[str]) -> None:
+    """Nothing but ``SpecError`` comes out, and every caret stands inside of a line of the file."""
+    path = tmp_path / "job.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass", newline="")
+    for problem in problems_or_none(path):
+        assert problem.message
+        assert problem.code.startswith("S1")
+        if problem.line is not None and problem.code != "S109":
+            assert problem.column is not None
+            assert problem.source is not None
+            assert 1 <= problem.column <= len(problem.source) + 1
+            assert problem.column - 1 + problem.width <= max(len(problem.source), problem.column)
+
+
+@given(st.text(max_size=40) | st.lists(WORDS, max_size=3).map("=".join))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_override_gives_a_job_or_problems(tmp_path: Path, argument: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    assert all(problem.file == "--set" for problem in problems_or_none(path, argument, "train.steps=3"))
+
+
+def problems_or_none(path: Path, *sets: str) -> list[Problem]:
+    try:
+        resolve(path, sets)
+    except SpecError as error:
+        return error.problems or pytest.fail("an error without a problem")
+    return []
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\x85", "\u2028"])
+def test_lines_are_counted_as_yaml_counts_them(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD.replace("steps: 10", "steps: ten").replace("\n", end), encoding="utf-8", newline="")
+    (problem,) = problems_or_none(path)
+    assert (problem.line, problem.column, problem.source) == (6, 10, "  steps: ten")

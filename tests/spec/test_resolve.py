@@ -290,11 +290,13 @@ def merged(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(TREES)
+@settings(deadline=None)
 def test_reading_gives_what_was_written(document: dict[str, Any]) -> None:
     assert plain(parse(document)) == document
 
 
 @given(TREES, TREES, TREES)
+@settings(deadline=None)
 def test_merging_is_what_it_says_and_associative(
     a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]
 ) -> None:
@@ -328,7 +330,7 @@ NUMBERS = {
 
 
 @given(st.fixed_dictionaries({}, optional=NUMBERS))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_set_gives_exactly_what_the_file_would(tmp_path: Path, values: dict[str, Any]) -> None:
     base = {
         "serai": 1,

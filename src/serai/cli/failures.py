@@ -118,7 +118,14 @@ def _remarks(expected: str | None, next_step: str | None, paint: Any, *, indent:
 
 def _window(source: str, column: int, width: int) -> tuple[str, int, int]:
     """The part of a line that fits beside the caret: its text, the cells before the caret, the caret's width."""
-    text = source.replace("\t", " ")
+    text = "".join(
+        " "
+        if character == "\t"
+        else "\ufffd"
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs")
+        else character
+        for character in source
+    )
     start = 0
     if len(text) > _WIDEST_SOURCE:
         start = max(0, min(column - 1 - _WIDEST_SOURCE // 2, len(text) - _WIDEST_SOURCE))

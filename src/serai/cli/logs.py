@@ -40,7 +40,7 @@ def main(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run ends, over relaunches.")
     ] = False,
-) -> None:
+) -> int:
     """Print what the training processes wrote to stdout and stderr."""
     from serai.cli.runs import find_run
 
@@ -48,26 +48,32 @@ def main(
     chosen = attempt or _newest_attempt(run)
     if chosen is None and not follow:
         session.note(f"{run.name} has no logs yet")
-        return
+        return 0
     _check(run, chosen, rank, wait=follow)
     printer = _Printer(session, only=rank)
     if chosen is not None:
         printer.show(run, chosen, tail=tail)
-    while follow:
+    try:
+        return _follow(run, printer, chosen, newer=attempt is None) if follow else printer.finish()
+    except KeyboardInterrupt:
+        return 130  # the usual way to leave `-f`; nothing more to say
+
+
+def _follow(run: Run, printer: _Printer, chosen: int | None, *, newer: bool) -> int:
+    """Prints what is written until the run ends; with ``newer`` goes on to the attempts after this one."""
+    while True:
         alive = run.holder() is not None
         newest = _newest_attempt(run)
-        if attempt is None and newest is not None and newest != chosen:
+        if newer and newest is not None and newest != chosen:
             if chosen is not None:
                 printer.show(run, chosen)
-                session.note(f"--- attempt {newest} ---")
+                printer.note(f"--- attempt {newest} ---")
             chosen = newest
         if chosen is not None:
             printer.show(run, chosen)
         if not alive:
-            printer.finish()
-            return
+            return printer.finish()
         time.sleep(_POLL_S)
-    printer.finish()
 
 
 class _Printer:
@@ -95,11 +101,15 @@ class _Printer:
         if not self._session.json:
             print(end="", flush=True)
 
-    def finish(self) -> None:
-        """Prints lines that were never ended."""
+    def note(self, text: str) -> None:
+        self._session.note(text)
+
+    def finish(self) -> int:
+        """Prints lines that were never ended; 0, the exit code."""
         for rank, attempt, rest in self._rests.values():
             self._print(rank, attempt, rest)
         self._rests.clear()
+        return 0
 
     def _print(self, rank: int, attempt: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed and a retry will not help, 2 bad usage or spec, 3 a
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -54,6 +55,9 @@ app.add_typer(ckpt.app, name="ckpt")
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without `≥` shows `?`, not a traceback
     given = sys.argv[1:] if arguments is None else arguments
     code = _run(given)
     try:

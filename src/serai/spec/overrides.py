@@ -12,6 +12,7 @@ from serai.spec.tree import Entry, Layer, Mapping, Node, Place, Scalar, Source, 
 
 __all__ = ["read_overrides"]
 
+_DEEPEST = 8
 _SEGMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*|[0-9]+")
 
 
@@ -52,6 +53,14 @@ def _read_one(argument: str, number: int, reader: Reader) -> Mapping | None:
         refuse(1, len(key), "a value of several lines", "one line; lists are written [a, b]")
         return None
     segments = key.split(".")
+    if len(segments) > _DEEPEST:
+        refuse(
+            1,
+            len(key),
+            f"a key of {len(segments)} parts",
+            "two or three parts, such as data.tokenizer.vocab_size",
+        )
+        return None
     column = 1
     places = []
     for segment in segments:

@@ -98,10 +98,9 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     problems.extend(_missing_files(tree))
     if problems or document is None:
         raise _error(shown, problems)
-    text = Path(shown).read_text(encoding="utf-8-sig")
     return ResolvedSpec(
         path=shown,
-        text=text,
+        text=reader.texts[shown],
         document=document,
         provenance=_provenance(tree, document),
         overrides=tuple(overrides),

@@ -81,9 +81,10 @@ def problem_at(
 
 @dataclass
 class Reader:
-    """Reads sources; ``problems`` gathers what was wrong with them."""
+    """Reads sources; ``problems`` gathers what was wrong with them, ``texts`` the files by path."""
 
     problems: list[Problem] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
     _nodes: int = 0
 
     def read_file(self, path: str, layer: Layer) -> Mapping | None:
@@ -91,6 +92,7 @@ class Reader:
         text = self._read_text(path)
         if text is None:
             return None
+        self.texts[path] = text
         folder = os.path.dirname(os.path.abspath(path))
         source = Source(name=path, lines=tuple(_lines(text)), folder=folder, layer=layer)
         node = self._parse(text, source)
@@ -198,10 +200,8 @@ class Reader:
                 return Scalar(None, "", True, Place(source, source.first_line, 1))
             return self._convert(node, source, ())
         except yaml.reader.ReaderError as error:
-            before = text[: error.position]
-            place = Place(
-                source, before.count("\n") + source.first_line, error.position - before.rfind("\n"), 1
-            )
+            before = _lines(text[: error.position])
+            place = Place(source, len(before) - 1 + source.first_line, len(before[-1]) + 1)
             character = (
                 error.character if isinstance(error.character, int) else ord(str(error.character)[:1] or "?")
             )
@@ -392,7 +392,8 @@ def describe_node(node: Node) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip("\r") for line in text.split("\n")]
+    """Lines as YAML counts them."""
+    return re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text)
 
 
 def _place(node: Any, source: Source) -> Place:
