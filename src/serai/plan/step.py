@@ -55,10 +55,10 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     cp_layer = 0.0
     if cp > 1:
         ring = network.group(cluster, k, cp, tp)
-        attention = kinds[-1][0].attention
+        attention, backward = kinds[-1][0].attention, kinds[-1][0].attention_backward
         hop = network.all_gather(ring, 2 * tokens * cp * model.kv_dim / tp * size)
         forward = smooth_max(attention, hop, 2.0) - attention
-        back = smooth_max(2.5 * attention, 2 * hop, 2.0) - 2.5 * attention
+        back = smooth_max(backward, 2 * hop, 2.0) - backward
         cp_layer = forward * (passes - 1) + back
     ep_layer = 0.0
     if ep > 1 and model.moe_layers:
@@ -74,9 +74,9 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     busy = linear + attention_s + elementwise + again
     host_passes = 2.2 + (1.0 if layout.recompute == "full" else 0.2 * (layout.recompute == "selective"))
     host = sum(kind.host * n for kind, n in kinds) * host_passes
-    waits = smooth_max(busy, host, 3.0) - busy  # the GPU waits for the host to issue kernels
     tp_s, cp_s, ep_s = tp_layer * model.layers, cp_layer * model.layers, ep_layer * model.moe_layers
-    whole = busy + waits + tp_s + cp_s + ep_s
+    waits = smooth_max(busy + cp_s, host, 3.0) - busy - cp_s  # the GPU waits for the host to issue kernels
+    whole = busy + cp_s + waits + tp_s + ep_s
 
     # -- the pipeline -------------------------------------------------------------------------------------
     most, last = _stages(model.layers, pp)
@@ -108,7 +108,7 @@ def step_terms(model: Model, cluster: Cluster, layout: Layout, k: Constants, zer
     expert_ranks = max(1, ranks * tp // ep) if ep > 1 else ranks
     expert_data = network.group(cluster, k, expert_ranks, ep if ep > 1 else tp)
     grad_size = 4 if zero < 3 and layout.precision in ("fp32", "bf16", "fp8", "mxfp8", "nvfp4") else size
-    compute = ga * mean
+    compute = ga * max(slowest, mean)
     shard = 0.0
     gradients = 0.0
     raw = 0.0
