@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from serai.plan.predict import Prediction, predict
-from serai.plan.profiles import Profile
+from serai.plan.profiles import Profile, load_profile, profile_names
 from serai.plan.published import Row, own_table, read_folder, read_rows
-from serai.plan.refit import between_sources, fit_all, left_out_fits, with_between
+from serai.plan.refit import Fitted, between_sources, left_out_fits, with_between
 
 __all__ = ["Report", "check", "main", "render"]
 
@@ -79,12 +79,16 @@ def _column(rows: Sequence[Row], chosen: dict[int, tuple[Profile, bool]]) -> tup
 
 
 def check(folder: Path | None = None) -> Report:
-    """Compare with ``folder``'s rows, or with the package's own table."""
+    """Compare with ``folder``'s rows, or with the package's own table.
+
+    ``fitted`` and ``unnamed`` use the package's profiles as they are; ``left out`` fits again, on these rows
+    alone, once for every source.
+    """
     rows = read_folder(folder) if folder else list(read_rows(own_table()))
     lefts = left_out_fits(rows)
     between = between_sources(rows, lefts)
     lefts = {source: with_between(fitted, between) for source, fitted in lefts.items()}
-    fit = fit_all(rows, between=between)
+    fit = Fitted({name: load_profile(name) for name in profile_names()})
     with_time = [row for row in rows if row.step_time_s and row.headline is None]
     columns = {
         "fitted": _column(with_time, {i: (fit.own(row), True) for i, row in enumerate(with_time)}),

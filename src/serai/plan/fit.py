@@ -7,7 +7,7 @@ use; a profile then moves only the constants in ``PROFILE_PRIOR``, held back by 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -135,5 +135,6 @@ def fit_defaults(rows: Sequence[Row], start: Constants | None = None) -> Constan
 def fit_profile(rows: Sequence[Row], defaults: Constants) -> Constants:
     """A profile's own constants, held near the defaults by ``PROFILE_PRIOR``."""
     timed = [row for row in thin(rows) if row.step_time_s]
-    weights = np.full(len(timed), min(1.0, 60.0 / max(1, len(timed))))
+    count = Counter(row.source for row in timed)
+    weights = np.array([min(1.0, 60.0 / len(count) / count[row.source]) for row in timed])
     return fit(lambda k: np.array([log_error(row, k) for row in timed]), weights, defaults, PROFILE_PRIOR)

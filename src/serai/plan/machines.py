@@ -8,7 +8,7 @@ NVLink in GB/s per GPU and direction, PCIe in GB/s per direction, node network i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["GPUS", "MACHINES", "Gpu", "Machine"]
 
@@ -37,6 +37,11 @@ class Gpu:
             if name in self.tflops:
                 return self.tflops[name] * 1e12
         return next(iter(self.tflops.values())) * 1e12
+
+
+    def faster(self, factor: float) -> Gpu:
+        """The same chip with ``factor`` times the matrix rate."""
+        return replace(self, tflops={family: rate * factor for family, rate in self.tflops.items()})
 
 
 @dataclass(frozen=True)
