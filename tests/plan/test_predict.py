@@ -68,6 +68,7 @@ def test_the_announced_points_are_within_eight_percent() -> None:
         (105, 20480, 128, 64, None, 170.42),
         (105, 20480, 128, 128, None, 171.37),
         (128, 25600, 160, 128, "optimizer", 165.36),
+        (160, 32768, 128, 128, "all", 157.0),
     ):
         p = predict(
             Model("gpt", layers, hidden, heads, heads, 4 * hidden, 51200),

@@ -12,7 +12,7 @@ __all__ = ["PANELS", "Command", "Group"]
 
 PANELS = {
     "Start": ("init",),
-    "Run": ("run", "drill", "stop"),
+    "Run": ("plan", "run", "drill", "stop"),
     "Look": ("ps", "show", "logs"),
     "Keep": ("ckpt",),
     "Explain": ("explain",),

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from serai.cli import ckpt, drill, explain, init, logs, ps, run, show, stop
+from serai.cli import ckpt, drill, explain, init, logs, plan, ps, run, show, stop
 from serai.cli.group import Command, Group
 from serai.cli.session import Color, Interrupted, PipeClosed, Session, command
 from serai.errors import SeraiError, SpecError
@@ -41,6 +41,7 @@ def _root(session: Session) -> None:
 
 for _name, _module in {
     "init": init,
+    "plan": plan,
     "run": run,
     "drill": drill,
     "stop": stop,

@@ -1,7 +1,7 @@
 """Predict what fits, how fast, how sure and at what cost; no torch, no network, no GPU.
 
-    from serai.plan import Model, Cluster, Layout, predict
-    p = predict(Model("gpt", 96, 12288, 96), Cluster.named("ndm-a100-v4", 16), Layout(zero=3, recompute="full"))
+from serai.plan import Model, Cluster, Layout, predict
+p = predict(Model("gpt", 96, 12288, 96), Cluster.named("ndm-a100-v4", 16), Layout(zero=3, recompute="full"))
 """
 
 from serai.plan.cluster import Cluster

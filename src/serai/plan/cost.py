@@ -113,7 +113,9 @@ class DataBudget:
     nodes_per_account: int
 
 
-def data_budget(prediction: Prediction, *, bytes_per_sample_token: float = 4.0, account_gbps: float = 60.0) -> DataBudget:
+def data_budget(
+    prediction: Prediction, *, bytes_per_sample_token: float = 4.0, account_gbps: float = 60.0
+) -> DataBudget:
     """What feeding the job takes.
 
     ``bytes_per_sample_token`` is 4 for tokens stored as 32-bit integers (an image model: bytes of an image

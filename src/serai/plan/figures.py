@@ -21,7 +21,9 @@ _STEP = Layout(zero=3, micro_batch=8, seq_len=1024, precision="fp16", recompute=
 def headline_model(billions: int) -> Model:
     """GPT of 175, 530, 1000 or 2000 billion parameters, as announced."""
     layers, hidden, heads = _SHAPES[billions]
-    return Model("gpt", layers, hidden, heads, heads, 4 * hidden, 51200, positions=1024, name=f"GPT-{billions}B")
+    return Model(
+        "gpt", layers, hidden, heads, heads, 4 * hidden, 51200, positions=1024, name=f"GPT-{billions}B"
+    )
 
 
 def headline_layout(billions: int, micro_batch: int = 8) -> Layout:
@@ -49,7 +51,10 @@ def _band(x: float, p: Prediction) -> tuple[float, float, float]:
 def size_figure(nodes: int = 128) -> str:
     """(a) TFLOPs a GPU against model size, batch 8 a GPU, 1024 GPUs: predicted with interval, published points."""
     cluster = Cluster.named("ndm-a100-v4", nodes)
-    found = {billions: predict(headline_model(billions), cluster, headline_layout(billions)) for billions in _SHAPES}
+    found = {
+        billions: predict(headline_model(billions), cluster, headline_layout(billions))
+        for billions in _SHAPES
+    }
     published = [
         (round(row.model.params / 1e9), _hardware(row))
         for row in _published()
@@ -61,7 +66,9 @@ def size_figure(nodes: int = 128) -> str:
         Line("published", published, "c2", marks_only=True),
     ]  # fmt: skip
     names = {sizes[b]: f"{b}B" if b < 1000 else f"{b // 1000}T" for b in found}
-    return chart(lines, x_title="parameters", y_title="TFLOPs a GPU, recomputation counted", log_x=True, x_names=names)
+    return chart(
+        lines, x_title="parameters", y_title="TFLOPs a GPU, recomputation counted", log_x=True, x_names=names
+    )
 
 
 def scaling_figure(micro_batch: int = 16) -> str:
@@ -100,7 +107,7 @@ class Comparison:
 
 
 def announced_comparison() -> Comparison:
-    """"2 × model size, 2 × GPUs, 81 → 150 TFLOPs a GPU", term by term.
+    """ "2 × model size, 2 × GPUs, 81 → 150 TFLOPs a GPU", term by term.
 
     The other side of the announcement was 1T on 512 A100 of another cloud. Its recipe was not published:
     assumed are 400 Gb/s a node, batch 4 a GPU, the same ZeRO-3 with full recomputation and the optimizer on
@@ -116,7 +123,10 @@ def announced_comparison() -> Comparison:
     large = predict(headline_model(2000), Cluster.named("ndm-a100-v4", 128), headline_layout(2000))
     names = list(dict.fromkeys([*small.time_terms(), *large.time_terms()]))
     shares = {
-        name: (small.time_terms().get(name, 0.0) / small.step_time_s, large.time_terms().get(name, 0.0) / large.step_time_s)
+        name: (
+            small.time_terms().get(name, 0.0) / small.step_time_s,
+            large.time_terms().get(name, 0.0) / large.step_time_s,
+        )
         for name in names
     }
     return Comparison(small, large, {k: v for k, v in shares.items() if max(v) > 0.002})

@@ -62,6 +62,7 @@ def fit(
     prior: dict[str, float],
     *,
     rounds: int = 12,
+    bounded: bool = True,
 ) -> Constants:
     """Minimise Σ weight · huber(residual)/noise² + Σ (log move / prior)² over the logs named in ``prior``."""
     names = [name for name in prior if getattr(start, name) > 0]
@@ -73,6 +74,8 @@ def fit(
         ]
     )
     tops = np.array([np.log(_CAPS.get(name, np.inf) / getattr(start, name)) for name in names])
+    if not bounded:
+        floors[:], tops[:] = -np.inf, np.inf
     logs = np.zeros(len(names))
 
     def at(point: np.ndarray) -> np.ndarray:

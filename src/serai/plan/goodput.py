@@ -34,7 +34,9 @@ def daly_interval(stall_s: float, mtbf_s: float) -> float:
     return sqrt(2 * stall_s * mtbf_s) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall_s
 
 
-def expected_goodput(interval_s: float, stall_s: float, mtbf_s: float, recovery_s: float, lag_s: float = 0.0) -> float:
+def expected_goodput(
+    interval_s: float, stall_s: float, mtbf_s: float, recovery_s: float, lag_s: float = 0.0
+) -> float:
     """Share of useful time, first order in interval/MTBF.
 
     One interval costs ``stall_s``; a failure costs half an interval, the ``lag_s`` until a save is durable,
@@ -80,7 +82,9 @@ def simulate(
     (also during saves and recoveries); after one, recovery takes ``recovery_s`` and work resumes from the
     newest durable save.
     """
-    _positive(interval_s=interval_s, gpu_hours_between_failures=gpu_hours_between_failures, days=days, shape=shape)
+    _positive(
+        interval_s=interval_s, gpu_hours_between_failures=gpu_hours_between_failures, days=days, shape=shape
+    )
     from math import gamma
 
     mtbf = gpu_hours_between_failures * 3600 / gpus

@@ -38,7 +38,6 @@ class Gpu:
                 return self.tflops[name] * 1e12
         return next(iter(self.tflops.values())) * 1e12
 
-
     def faster(self, factor: float) -> Gpu:
         """The same chip with ``factor`` times the matrix rate."""
         return replace(self, tflops={family: rate * factor for family, rate in self.tflops.items()})

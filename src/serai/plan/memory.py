@@ -28,11 +28,13 @@ __all__ = ["MemoryConstants", "MemoryTerm", "host_bytes", "memory_by_class"]
 class MemoryConstants:
     """context_gb: CUDA context, libraries, NCCL buffers and what the allocator keeps (10^9 bytes);
     fragments: share of the activations and live buffers lost to fragmentation;
-    grad_bytes: gradient bytes a parameter for bf16 without ZeRO-3 (4: fp32 sums; 6: bf16 beside them)."""
+    grad_bytes: gradient bytes a parameter for bf16 without ZeRO-3 (4: fp32 sums; 6: bf16 beside them);
+    process_gb: what a training process on CPUs holds before it has a model."""
 
     context_gb: float = 3.0
     fragments: float = 0.05
     grad_bytes: float = 4.0
+    process_gb: float = 0.45
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,16 @@ def _class(
                 "4 bytes · what the optimizer holds, at the step, beyond the freed activations",
             )
         )
+    context = m.context_gb if cluster.gpu.generation != "cpu" else m.process_gb
     moving = sum(term.bytes for term in terms[3:])
     terms.append(
         MemoryTerm("fragmentation", m.fragments * moving, "fragments · (live buffers + activations + logits)")
     )
-    terms.append(MemoryTerm("context", m.context_gb * 1e9, "CUDA context, libraries, NCCL buffers"))
+    terms.append(
+        MemoryTerm(
+            "context", context * 1e9, "CUDA context, libraries, NCCL buffers (CPU: interpreter and libraries)"
+        )
+    )
     return terms
 
 

@@ -33,7 +33,9 @@ def layout_text(p: Prediction) -> str:
     """One line that names a layout: parallel sizes that are not 1, batch, policy."""
     layout = p.layout
     parts = [f"dp {p.data_parallel}"]
-    parts += [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(layout, name) > 1]
+    parts += [
+        f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(layout, name) > 1
+    ]
     if layout.virtual_pp > 1:
         parts.append(f"virtual {layout.virtual_pp}")
     parts += [f"ZeRO-{p.zero}", f"batch {layout.micro_batch} × {layout.grad_accum}"]
@@ -158,7 +160,13 @@ def _budget(b: dict[str, Any]) -> str:
 
 def _search(found: SearchResult) -> str:
     rows = [
-        (layout_text(p), format_duration(p.step_time_s), f"{p.tokens_per_s:,.0f}", f"{p.memory_gb:.1f}", f"{p.mfu:.1%}")
+        (
+            layout_text(p),
+            format_duration(p.step_time_s),
+            f"{p.tokens_per_s:,.0f}",
+            f"{p.memory_gb:.1f}",
+            f"{p.mfu:.1%}",
+        )
         for p in found.best
     ]
     lost = [(layout_text(loser.prediction), loser.reason) for loser in found.losers[:20]]
@@ -188,7 +196,9 @@ def _scaling(p: Prediction) -> str:
 
 def _sensitivity(p: Prediction) -> str:
     gains = sensitivity(p.model, p.cluster, p.layout, profile=p.profile)
-    rows = [(f"2 × {name}", f"{gain:+.1%}") for name, gain in sorted(gains.items(), key=lambda item: -item[1])]
+    rows = [
+        (f"2 × {name}", f"{gain:+.1%}") for name, gain in sorted(gains.items(), key=lambda item: -item[1])
+    ]
     return f"<h2>What twice of it would give</h2>{_table(rows, ('part', 'tokens/s'), (1,))}"
 
 

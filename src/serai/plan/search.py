@@ -82,7 +82,7 @@ def search(
     losers = _losers(tried, best)
     return SearchResult(
         tuple(best),
-        tuple(losers[: 4 * limit]),
+        tuple(losers),
         tuple(pareto(fitting)),
         len(tried),
         dict(Counter(loser.reason.split(":")[0] for loser in losers)),
@@ -163,14 +163,18 @@ def _losers(tried: Sequence[Prediction], best: Sequence[Prediction]) -> list[Los
     """For each parallel shape that is not in ``best``, or lost to it, its best attempt and the reason."""
     winner = best[0] if best else None
     shown = {(one.layout, one.zero) for one in best[:1]}
-    nearest = _one_a_shape(sorted(tried, key=lambda one: (not one.fits, one.step_time_s if one.fits else one.memory_gb)))
+    nearest = _one_a_shape(
+        sorted(tried, key=lambda one: (not one.fits, one.step_time_s if one.fits else one.memory_gb))
+    )
     return [Loser(one, _reason(one, winner)) for one in nearest if (one.layout, one.zero) not in shown]
 
 
 def _reason(one: Prediction, winner: Prediction | None) -> str:
     if not one.fits:
         most = max(one.memory_terms().items(), key=lambda item: item[1])
-        return f"does not fit: {one.memory_gb:.0f} of {one.cluster.memory_gb:g} GB, {most[0]} {most[1]:.0f} GB"
+        return (
+            f"does not fit: {one.memory_gb:.0f} of {one.cluster.memory_gb:g} GB, {most[0]} {most[1]:.0f} GB"
+        )
     if winner is None:
         return "slower: nothing to compare with"
     mine, theirs = one.time_terms(), winner.time_terms()
@@ -190,7 +194,12 @@ def pareto(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def sensitivity(
-    model: Model, cluster: Cluster, layout: Layout, *, factor: float = 2.0, profile: str | Profile | None = None
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    *,
+    factor: float = 2.0,
+    profile: str | Profile | None = None,
 ) -> dict[str, float]:
     """Relative gain in tokens/s when one part of the cluster is ``factor`` times as fast."""
     base = predict(model, cluster, layout, profile=profile).tokens_per_s
@@ -206,12 +215,19 @@ def sensitivity(
         for name, change in parts.items()
     }
     gpu = cluster.gpu.faster(factor)
-    gains["matrix units"] = predict(model, cluster.replace(gpu=gpu), layout, profile=profile).tokens_per_s / base - 1
+    gains["matrix units"] = (
+        predict(model, cluster.replace(gpu=gpu), layout, profile=profile).tokens_per_s / base - 1
+    )
     return gains
 
 
 def scaling(
-    model: Model, cluster: Cluster, layout: Layout, nodes: Sequence[int], *, profile: str | Profile | None = None
+    model: Model,
+    cluster: Cluster,
+    layout: Layout,
+    nodes: Sequence[int],
+    *,
+    profile: str | Profile | None = None,
 ) -> list[Prediction]:
     """Weak scaling: the same work a GPU on each number of nodes. Sizes that do not divide are left out."""
     out: list[Prediction] = []

@@ -49,7 +49,9 @@ def chart(
 ) -> str:
     """One SVG. ``x_names`` labels given x values; with ``log_x`` the axis is logarithmic."""
     xs = [x for line in lines for x, _ in line.points]
-    ys = [y for line in lines for _, y in line.points] + [v for line in lines for _, a, b in line.band for v in (a, b)]
+    ys = [y for line in lines for _, y in line.points] + [
+        v for line in lines for _, a, b in line.band for v in (a, b)
+    ]
     low_y, high_y = (0.0 if zero else min(ys)), max(ys) * 1.06
     scale_x: Callable[[float], float] = log10 if log_x else float
     low_x, high_x = scale_x(min(xs)), scale_x(max(xs))
@@ -62,15 +64,21 @@ def chart(
     def py(y: float) -> float:
         return _H - _BOTTOM - (y - low_y) / (high_y - low_y or 1) * (_H - _TOP - _BOTTOM)
 
-    out = [f'<svg viewBox="0 0 {_W} {_H}" role="img" aria-label="{escape(y_title)} against {escape(x_title)}">']
+    out = [
+        f'<svg viewBox="0 0 {_W} {_H}" role="img" aria-label="{escape(y_title)} against {escape(x_title)}">'
+    ]
     for tick in _ticks(low_y, high_y):
         y = py(tick)
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         out.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
     named = x_names or {x: _number(x) for x in (sorted(set(xs)) if log_x else _ticks(min(xs), max(xs)))}
     for x, name in named.items():
-        out.append(f'<text x="{px(x):.1f}" y="{_H - _BOTTOM + 18}" text-anchor="middle">{escape(name)}</text>')
-    out.append(f'<line class="axis" x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{py(low_y):.1f}" y2="{py(low_y):.1f}"/>')
+        out.append(
+            f'<text x="{px(x):.1f}" y="{_H - _BOTTOM + 18}" text-anchor="middle">{escape(name)}</text>'
+        )
+    out.append(
+        f'<line class="axis" x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{py(low_y):.1f}" y2="{py(low_y):.1f}"/>'
+    )
     for line in lines:
         if line.band:
             upper = " ".join(f"{px(x):.1f},{py(high):.1f}" for x, _, high in line.band)
@@ -83,11 +91,13 @@ def chart(
         for x, y in line.points:
             out.append(f'<circle class="mark {line.style}" cx="{px(x):.1f}" cy="{py(y):.1f}" r="4"><title>{escape(line.name)}: {_number(x)} → {y:.1f}</title></circle>')  # fmt: skip
     middle = (_LEFT + _W - _RIGHT) / 2
-    out.append(f'<text class="title" x="{middle}" y="{_H - 10}" text-anchor="middle">{escape(x_title)}</text>')
+    out.append(
+        f'<text class="title" x="{middle}" y="{_H - 10}" text-anchor="middle">{escape(x_title)}</text>'
+    )
     out.append(f'<text class="title" transform="translate(14 {(_TOP + _H - _BOTTOM) / 2}) rotate(-90)" text-anchor="middle">{escape(y_title)}</text>')  # fmt: skip
     out.append("</svg>")
     legend = "".join(f'<span><i class="{line.style}"></i>{escape(line.name)}</span>' for line in lines)
-    return f'<figure>{"".join(out)}<figcaption>{legend}</figcaption></figure>'
+    return f"<figure>{''.join(out)}<figcaption>{legend}</figcaption></figure>"
 
 
 def scatter(
