@@ -360,7 +360,7 @@ def test_help_has_the_commands_in_the_order_of_the_work(tmp_path: Path) -> None:
             panels[list(panels)[-1]].append(line.split()[0])
     assert {title: names for title, names in panels.items() if not title.endswith("ptions")} == {
         "Start": ["init"],
-        "Run": ["run", "drill", "stop"],
+        "Run": ["plan", "run", "drill", "stop"],
         "Look": ["ps", "show", "logs"],
         "Keep": ["ckpt"],
         "Explain": ["explain"],
