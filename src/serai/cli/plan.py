@@ -268,7 +268,7 @@ def _document(best: Prediction, found: SearchResult | None, tokens: float) -> di
     document: dict[str, Any] = {
         "prediction": _prediction(best),
         "budget": budget(best, tokens=tokens),
-        "sensitivity": sensitivity(best.model, best.cluster, best.layout, profile=best.profile),
+        "sensitivity": sensitivity(best.model, best.cluster, best.layout, profile=best.calibration),
     }
     if found is not None:
         document["search"] = {
@@ -292,7 +292,7 @@ def _text(session: Session, p: Prediction, found: SearchResult | None, tokens: f
     b = budget(p, tokens=tokens)
     fits = session.style("fits", "green") if p.fits else session.style("does not fit", "red")
     money = "no price known" if b["dollars"] is None else f"${b['dollars']:,.0f} at ${b['dollars_per_gpu_hour']:.2f} a GPU-hour (list price)"  # fmt: skip
-    gains = sensitivity(p.model, p.cluster, p.layout, profile=p.profile)
+    gains = sensitivity(p.model, p.cluster, p.layout, profile=p.calibration)
     top = sorted(gains.items(), key=lambda item: -item[1])[:3]
     rows = [
         ("layout", layout_text(p)),

@@ -62,6 +62,7 @@ class Prediction:
     profile: str
     host_memory_gb: float
     samples_per_s: float
+    calibration: Profile = field(repr=False, compare=False)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -153,6 +154,7 @@ def predict(
         profile=used.name,
         host_memory_gb=host,
         samples_per_s=rate / layout.seq_len,
+        calibration=used,
     )
 
 

@@ -180,7 +180,7 @@ def _search(found: SearchResult) -> str:
 
 def _scaling(p: Prediction) -> str:
     counts = sorted({max(1, p.cluster.nodes * factor // 4) for factor in (1, 2, 4, 8, 16)})
-    curve = scaling(p.model, p.cluster, p.layout, counts, profile=p.profile)
+    curve = scaling(p.model, p.cluster, p.layout, counts, profile=p.calibration)
     if len(curve) < 2:
         return ""
     lines = [
@@ -195,7 +195,7 @@ def _scaling(p: Prediction) -> str:
 
 
 def _sensitivity(p: Prediction) -> str:
-    gains = sensitivity(p.model, p.cluster, p.layout, profile=p.profile)
+    gains = sensitivity(p.model, p.cluster, p.layout, profile=p.calibration)
     rows = [
         (f"2 × {name}", f"{gain:+.1%}") for name, gain in sorted(gains.items(), key=lambda item: -item[1])
     ]
