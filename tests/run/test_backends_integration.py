@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
-from tests.run.support import HERE, Jobs, last_step, wait_for
+from tests.run.support import HERE, Jobs, document, last_step, wait_for
 
 from serai.errors import EnvironmentFault, SpecError
 from serai.run.backends import BACKENDS, backend
 from serai.run.backends.base import Backend
 from serai.run.backends.local import LocalBackend
+from serai.run.job import Job
+from serai.run.workspace import Run
 
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor with the launcher that needs no torch."""
     command = [sys.executable, str(HERE / "supervise.py")]
-    monkeypatch.setattr(LocalBackend, "_command", staticmethod(lambda run: [*command, str(run.path)]))
+    monkeypatch.setattr(LocalBackend, "_command", staticmethod(lambda run_dir: [*command, str(run_dir)]))
 
 
 def test_the_table_holds_back_ends() -> None:
@@ -31,17 +34,17 @@ def test_the_table_holds_back_ends() -> None:
     assert caught.value.code == "S533"
 
 
-def test_the_request_is_exact_and_has_no_effect(jobs: Jobs) -> None:
-    run = jobs.make("--steps", "4")
-    before = sorted(run.path.rglob("*"))
-    command, document = backend("local").render(run).split("\n", 3)[1::2]
+def test_the_request_is_exact_and_has_no_effect(tmp_path: Path) -> None:
+    job = Job.from_document(document("demo", "--steps", "4"), folder=tmp_path)
+    run = Run(tmp_path / "runs" / "demo-abc123")
+    command, request_text = backend("local").render(job, run.path, attempt=2).split("\n", 3)[1::2]
     assert shlex.split(command) == [sys.executable, "-m", "serai.run", str(run.path)]
-    request = json.loads(document)
+    request = json.loads(request_text)
     assert request["processes"] == 2
     assert request["command"][-2:] == ["--steps", "4"]
-    assert request["environment"]["SERAI_ATTEMPT"] == "1"
-    assert request["log_dir"] == str(run.log_dir(1))
-    assert sorted(run.path.rglob("*")) == before
+    assert request["environment"]["SERAI_ATTEMPT"] == "2"
+    assert request["log_dir"] == str(run.log_dir(2))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("light")
@@ -49,7 +52,9 @@ def test_submit_status_cancel(jobs: Jobs) -> None:
     run, place = jobs.make("--steps", "500", "--step-seconds", "0.02"), backend("local")
     assert not place.status(run).alive
     submission = place.submit(run)
-    assert submission.handle == str(run.state()["pid"])
+    holder = run.holder()
+    assert holder is not None
+    assert submission.handle == str(holder.pid)
     wait_for(lambda: last_step(run) >= 2, what="step 2")
     assert place.status(run).alive
     with pytest.raises(EnvironmentFault) as caught:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from tests.run.support import Jobs, last_step, wait_for
 
 from serai.errors import EnvironmentFault, SeraiError, SpecError
 from serai.events import read_events
-from serai.run.processes import ProcessIdentity
+from serai.run.processes import ProcessIdentity, leftovers
 from serai.run.services import SavedStep
 from serai.run.workspace import Run
 
@@ -311,3 +314,61 @@ def test_a_script_that_tells_nothing_runs_too(jobs: Jobs) -> None:
     assert jobs.supervise(run) == 0
     assert report(run)["progress"]["last_step"] is None
     assert "the script told no losses" in jobs.console.text
+
+
+@needs_root
+def test_a_disk_that_fills_up_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)], check=True)
+    jobs = Jobs(place / "ws")
+    try:
+        run = jobs.make("--steps", "5000", "--step-seconds", "0.02")
+        process = jobs.start(run)
+        wait_for(lambda: last_step(run) >= 3, what="step 3")
+        with open(place / "filler", "wb", buffering=0) as stream:
+            while os.statvfs(place).f_bavail:
+                stream.write(b"\0" * 4096)
+        _, words = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "[S514] demo failed: the disk is full (disk_full)" in words
+        assert leftovers(run.path) == []
+        (place / "filler").unlink()
+        jobs.make()  # the same run again
+        change_args(run, "--steps", str(last_step(run) + 3))
+        assert jobs.supervise(run) == 0
+    finally:
+        jobs.close()
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_somebody_who_looks_is_no_supervisor(jobs: Jobs) -> None:
+    run = jobs.make("--steps", "2")
+    lock = run.path / "run.lock"
+    lock.touch()
+    with open(lock) as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        released = threading.Timer(0.05, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        released.start()
+        assert jobs.supervise(run) == 0
+        released.join()
+
+
+def test_nohup_is_respected(jobs: Jobs) -> None:
+    run = jobs.make("--steps", "60", "--step-seconds", "0.02")
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = jobs.start(run)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    wait_for(lambda: last_step(run) >= 3, what="step 3")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=30) == 0
+
+
+def test_workers_have_no_stdin_to_wait_on(jobs: Jobs, tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text("import sys; print('stdin:', repr(sys.stdin.read()))")
+    run = jobs.make(script=str(script))
+    assert jobs.supervise(run) == 0
+    assert run.log_path(1, 0).read_text() == "stdin: ''\n"

@@ -158,7 +158,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Fault:
-    """A statement that ``ranks`` run at the end of their training pass number ``at_pass``, counted from 1."""
+    """A statement that ``ranks`` run at the end of training pass ``at_pass`` (from 1; 0: before set-up)."""
 
     statement: str
     at_pass: int
@@ -309,16 +309,24 @@ def _plant(fault: Fault) -> None:
     from serai.train import loop
 
     module: Any = loop
-    original, passes = module.sum_of_losses, 0
+    original, build, passes = module.sum_of_losses, module.build_model, 0
+    names = {"torch": torch, "os": os, "signal": signal}
+
+    def faulty_build(config: Any) -> Any:
+        exec(fault.statement, names)
+        return build(config)
 
     def faulty(model: Any, inputs: Any, labels: Any) -> Any:
         nonlocal passes
         loss = original(model, inputs, labels)
         passes += model.training
         if model.training and passes == fault.at_pass:
-            names = {"torch": torch, "os": os, "signal": signal, "loss": loss}
-            exec(fault.statement, names)
-            return names["loss"]
+            found: dict[str, Any] = {"loss": loss}
+            exec(fault.statement, names, found)
+            return found["loss"]
         return loss
 
-    module.sum_of_losses = faulty
+    if fault.at_pass == 0:
+        module.build_model = faulty_build
+    else:
+        module.sum_of_losses = faulty

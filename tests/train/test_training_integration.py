@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -232,6 +235,50 @@ def test_a_save_right_after_an_evaluation_names_every_parameter(
     """The last save follows an evaluation, after which FSDP2 would leave its outermost group gathered."""
     state = serai.load(str(uninterrupted[strategy].run_dir / "checkpoints"), step=8)
     assert set(state["optimizer"]["state"]) == set(state["model"]) - {"lm_head.weight"}
+
+
+def test_a_stop_request_before_the_first_step_saves_nothing_and_is_resumable(workspace: Path) -> None:
+    job = _job(workspace, "stopped-early", "ddp")
+    assert job.run(fault=Fault.signal("SIGTERM", at_pass=0)) == [75, 75]
+    assert job.events("stopped")[0]["step"] == 0
+    assert not job.events("step")
+    assert not job.events("save")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights(
+    uninterrupted: dict[str, Job], workspace: Path, strategy: str
+) -> None:
+    job = _job(workspace, f"bf16-{strategy}", strategy, precision="bf16")
+    assert job.run() == [0, 0]
+    exact = uninterrupted[strategy].loss_values()
+    assert job.loss_values() == pytest.approx(exact, abs=0.03)
+    assert job.loss_values() != exact
+    state = serai.load(str(job.run_dir / "checkpoints"), step=STEPS)
+    assert {tensor.dtype for tensor in state["model"].values()} == {torch.float32}
+
+
+def test_torchruns_own_restart_resumes(workspace: Path) -> None:
+    """Restarted workers share the agent's store with the dead ones' addresses in it."""
+    job = _job(workspace, "restarted", "ddp", steps=60, evaluate_every=None)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "-m", "serai.train.worker", str(job.run_dir / "resolved.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SERAI_RUN_DIR": str(job.run_dir)}
+    with (job.run_dir / "torchrun.log").open("wb") as log:
+        torchrun = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 90
+        while not job.events("durable") and torchrun.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        os.kill(job.events("start", rank=1)[0]["pid"], signal.SIGKILL)
+        assert torchrun.wait(timeout=120) == 0, (job.run_dir / "torchrun.log").read_text()
+    finally:
+        torchrun.kill()
+        torchrun.wait(timeout=30)
+    assert len(job.events("start")) == 2
+    assert job.events("restored")[0]["step"] >= 2
+    assert sorted(job.losses()) == list(range(1, 61))
+    assert job.events("done")[0]["step"] == 60
 
 
 def test_a_finished_run_stays_finished(uninterrupted: dict[str, Job]) -> None:

@@ -28,6 +28,9 @@ def main(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and say what would be done.")
     ] = False,
+    show_request: Annotated[
+        bool, typer.Option("--show-request", help="With --dry-run: also print the exact request.")
+    ] = False,
     show_config: Annotated[
         bool,
         typer.Option("--show-config", help="Print every value and where it came from, and do nothing else."),
@@ -40,8 +43,10 @@ def main(
     if show_config:
         _show_config(session, spec)
         return 0
+    if show_request and not dry_run:
+        raise typer.BadParameter("it only goes with --dry-run", param_hint="--show-request")
     if dry_run:
-        _dry_run(session, spec)
+        _dry_run(session, spec, show_request=show_request)
         return 0
 
     from serai.run.console import PlainConsole, SilentConsole
@@ -106,7 +111,7 @@ def _show_config(session: Session, spec: ResolvedSpec) -> None:
     session.emit({"config": config}, text)
 
 
-def _dry_run(session: Session, spec: ResolvedSpec) -> None:
+def _dry_run(session: Session, spec: ResolvedSpec, *, show_request: bool) -> None:
     """Everything that can be known before the first process starts."""
     import shlex
     from pathlib import Path
@@ -151,6 +156,12 @@ def _dry_run(session: Session, spec: ResolvedSpec) -> None:
             text=document.data.corpus or list(document.data.text or ()),
         )
 
+    if show_request:
+        from serai.run.backends import backend
+
+        attempt = 1 if existing is None else int(existing.state()["attempts"]) + 1
+        plan["request"] = backend("local").render(job, Path(run_folder), attempt=attempt)
+
     def text() -> str:
         rows = [
             (
@@ -175,6 +186,7 @@ def _dry_run(session: Session, spec: ResolvedSpec) -> None:
         rows.append(("into", plan["workspace"]))
         rows.append(("checkpoints", plan["checkpoints"]))
         rows.append(("relaunches", f"up to {plan['retries']} after failures"))
-        return "\n".join(f"{title:<12}{value}" for title, value in rows)
+        lines = [f"{title:<12}{value}" for title, value in rows]
+        return "\n".join([*lines, "", plan["request"]] if show_request else lines)
 
     session.emit({"dry_run": plan}, text)

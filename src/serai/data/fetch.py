@@ -38,6 +38,8 @@ def fetch_sdist(requirement: str, *, archive: str, sha256: str, folder: Path) ->
         found = _sha256(kept)
         if found == sha256:
             return kept
+        for leftover in folder.glob(".fetching-*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         attempts = []
         # Without build isolation pip needs no second download, but a setuptools in this environment;
         # with it, the reverse. Neither builds more than the archive's metadata.

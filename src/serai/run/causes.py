@@ -189,6 +189,7 @@ def classify(
     hang_s: float | None = None,
     oom_killed: bool = False,
     fixed_port: bool = False,
+    disk_full: bool = False,
 ) -> Failure:
     """The heaviest cause over all ranks; among equals the rank that died first.
 
@@ -199,6 +200,7 @@ def classify(
         hang_s: seconds of silence after which the supervisor killed the group, if it did.
         oom_killed: whether the kernel's out-of-memory killer struck while the attempt ran.
         fixed_port: whether the job names its master port (then a busy one will stay busy).
+        disk_full: whether the run's disk is full, which explains a rank that could not even say why it failed.
     """
     order = {rank: place for place, (rank, _) in enumerate(end.deaths)}
     candidates = [
@@ -227,6 +229,9 @@ def classify(
             -order.get(-1 if failure.rank is None else failure.rank, 1 << 30),
         ),
     )
+    if disk_full and chosen.cause is Cause.USER_ERROR and chosen.traceback is None:
+        message = f"the disk under {log_dir} is full (rank {chosen.rank}: {chosen.message})"
+        return Failure(Cause.DISK_FULL, chosen.rank, message, None, chosen.log)
     if chosen.cause is Cause.PORT_IN_USE and not fixed_port:
         return Failure(Cause.COLLECTIVE, chosen.rank, chosen.message, chosen.traceback, chosen.log)
     return chosen

@@ -100,10 +100,12 @@ def worker_threads(resources: ResourcesConfig, environ: Mapping[str, str]) -> st
     return str(max(1, cores // resources.processes))
 
 
-def launch_request(run: Run, *, attempt: int, run_id: str, shutdown_timeout_s: int = 10) -> LaunchRequest:
-    """What the supervisor asks of the launcher for one attempt of a run."""
-    job = Job.from_document(run.resolved(), folder=run.job_folder(run.state()))
-    context = RunContext(run_dir=run.path, attempt=attempt, checkpoints=job.checkpoint_root(run.path))
+def launch_request(
+    job: Job, run_dir: Path, *, attempt: int, run_id: str, shutdown_timeout_s: int = 10
+) -> LaunchRequest:
+    """What the supervisor asks of the launcher for one attempt of a job in its run's folder."""
+    run = Run(run_dir)
+    context = RunContext(run_dir=run_dir, attempt=attempt, checkpoints=job.checkpoint_root(run_dir))
     return LaunchRequest(
         command=job.command(run.resolved_path),
         processes=job.resources.processes,
@@ -114,7 +116,6 @@ def launch_request(run: Run, *, attempt: int, run_id: str, shutdown_timeout_s: i
             **context.environment(),
             "OMP_NUM_THREADS": worker_threads(job.resources, os.environ),
             "PYTHONUNBUFFERED": "1",
-            **({"CUDA_VISIBLE_DEVICES": ""} if job.resources.device == "cpu" else {}),
         },
         master_port=job.resources.master_port,
         shutdown_timeout_s=shutdown_timeout_s,

@@ -10,17 +10,22 @@ from serai.run.report_data import collect
 from serai.run.workspace import Run, write_atomic
 from serai.units import format_duration
 
-__all__ = ["collect", "failure_document", "summary", "write"]
+__all__ = ["collect", "failure_document", "save", "summary", "write"]
 
 
 def write(run: Run) -> dict[str, Any]:
     """Write both files of a run, alive or ended, and return the document."""
+    document = collect(run)
+    save(run, document)
+    return document
+
+
+def save(run: Run, document: dict[str, Any]) -> None:
+    """Write a collected document as ``report.json`` and ``report.html``."""
     from serai.run.report_html import render
 
-    document = collect(run)
     write_atomic(run.report_json, json.dumps(document, indent=1) + "\n")
     write_atomic(run.report_html, render(document))
-    return document
 
 
 def failure_document(failure: Failure, *, host: str, attempt: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,12 @@ _PACKAGES = (
 )
 
 
-def collect(run: Run) -> dict[str, Any]:
-    """The report of a run as a JSON document. Times are seconds, losses nats a token, sizes bytes."""
-    state = run.state()
+def collect(run: Run, *, ending: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The report of a run as a JSON document. Times are seconds, losses nats a token, sizes bytes.
+
+    ``ending``: fields of ``run.json`` that its supervisor knows, whether or not it could still write them.
+    """
+    state = {**run.state(), **(ending or {})}
     supervisor = list(run.events())
     rank_zero = list(read_events(run.rank_events(0)))
     steps, lost_s, lost_steps = _final_steps(event for event in rank_zero if event["kind"] == "step")

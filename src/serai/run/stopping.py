@@ -38,6 +38,8 @@ class StopRequests:
         self._file.unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup: the run is meant to outlive its terminal
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -8,6 +8,7 @@ what is sealed, and the next ``serai run`` of that name goes on.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -38,6 +39,7 @@ __all__ = ["run", "supervise"]
 
 _POLL_S = 0.1
 _SHUTDOWN_S = 10
+_FULL_BYTES = 1 << 20
 _CATALOG_EVERY_S = 5.0
 DONE, FAILED, STOPPED, INTERRUPTED = 0, 1, 75, 130
 
@@ -98,11 +100,12 @@ class _Supervisor:
         self._root = self._job.checkpoint_root(run.path)
         self._host = socket.gethostname()
         self._began = time.time()
-        self._number = int(state.get("attempts", 0))
+        self._number = self._launched = int(state.get("attempts", 0))
         self._events = EventWriter(run.supervisor_events)
         self._progress = Progress(run, total_steps=self._job.steps, script=self._job.script is not None)
         self._policy = RetryPolicy(self._job.retry)
         self._announced_stop = False
+        self._said: set[str] = set()
         self._last_live = time.monotonic()
         self._last_catalog = 0.0
         self._learn_newest_checkpoint()
@@ -110,7 +113,7 @@ class _Supervisor:
     def run(self) -> int:
         """The whole life of this supervisor."""
         resumed = self._number > 0
-        self._run.update(
+        self._update(
             status="preparing",
             pid=os.getpid(),
             host=self._host,
@@ -118,7 +121,7 @@ class _Supervisor:
             started=self._began,
             failure=None,
         )
-        self._events.write(
+        self._write(
             "run_started",
             pid=os.getpid(),
             host=self._host,
@@ -141,13 +144,31 @@ class _Supervisor:
         except BaseException as error:
             if attempt is not None:
                 attempt.abandon()
-            self._end(_Outcome("failed", getattr(error, "exit_code", FAILED), note=str(error)))
+            self._end(_Outcome("failed", getattr(error, "exit_code", FAILED), note=str(error)), say=False)
             raise
         return self._end(outcome)
 
     @property
     def _processes(self) -> int:
         return self._job.resources.processes
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        """An event of the supervisor's own; a full disk must not end the supervisor before it has said so."""
+        try:
+            self._events.write(kind, **fields)
+        except OSError as error:
+            self._say_once(f"{self._run.supervisor_events} cannot be written: {error.strerror}")
+
+    def _update(self, **fields: Any) -> None:
+        try:
+            self._run.update(**fields)
+        except OSError as error:
+            self._say_once(f"{self._run.path / 'run.json'} cannot be written: {error.strerror}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._console.line(text)
 
     def _new_attempt(self) -> Attempt:
         self._number += 1
@@ -178,7 +199,7 @@ class _Supervisor:
         with self._stops.interruptible():
             fields = self._services.prepare(self._job, self._run)
         seconds = time.monotonic() - began
-        self._events.write("prepared", seconds=seconds, **fields)
+        self._write("prepared", seconds=seconds, **fields)
         words = ", ".join(_prepared_words(fields))
         self._console.line(f"data ready in {format_duration(seconds)}{': ' + words if words else ''}")
 
@@ -196,7 +217,7 @@ class _Supervisor:
             if not decision.relaunch:
                 return _Outcome("failed", FAILED, outcome.failure, decision.reason)
             attempt = self._new_attempt()
-            self._events.write(
+            self._write(
                 "relaunch",
                 attempt=self._number,
                 cause=outcome.failure.cause,
@@ -224,12 +245,14 @@ class _Supervisor:
         self._progress.poll()
         self._progress.begin_attempt()
         attempt.launch(self._request())
-        self._run.update(status="running", attempts=self._number)
+        self._launched = self._number
+        self._update(status="running", attempts=self._number)
         hang_s = self._watch(attempt, memory_kills)
+        sweep(self._run.path)
         self._progress.poll()
         ended = dict(attempt.end.deaths)
         for rank, code in sorted(attempt.end.exits.items()):
-            self._events.write(
+            self._write(
                 "worker_exited",
                 attempt=self._number,
                 rank=rank,
@@ -244,7 +267,9 @@ class _Supervisor:
 
     def _request(self) -> LaunchRequest:
         run_id = f"{self._run.id}-{self._number}-{uuid.uuid4().hex[:8]}"
-        return launch_request(self._run, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S)
+        return launch_request(
+            self._job, self._run.path, attempt=self._number, run_id=run_id, shutdown_timeout_s=_SHUTDOWN_S
+        )
 
     def _watch(self, attempt: Attempt, memory_kills: MemoryKills) -> float | None:
         """Until nothing of the attempt is left. Returns the seconds of silence if it had to be killed for a hang."""
@@ -254,7 +279,7 @@ class _Supervisor:
         while not attempt.poll(timeout=_POLL_S):
             if attempt.pids and not announced:
                 announced = True
-                self._events.write(
+                self._write(
                     "attempt_started",
                     attempt=self._number,
                     processes=self._processes,
@@ -306,8 +331,8 @@ class _Supervisor:
         if self._announced_stop:
             return
         self._announced_stop = True
-        self._events.write("stop_requested", by=self._stops.by)
-        self._run.update(status="stopping")
+        self._write("stop_requested", by=self._stops.by)
+        self._update(status="stopping")
         self._console.line(
             f"{self._stops.by}: saving at the next step, then stopping with exit code 75 (once more: stop now)"
         )
@@ -332,9 +357,12 @@ class _Supervisor:
             hang_s=hang_s,
             oom_killed=oom_killed,
             fixed_port=self._job.resources.master_port is not None,
+            disk_full=shutil.disk_usage(self._run.path).free < _FULL_BYTES,
         )
         if self._stops.count and failure.rule.retry:
-            return _Outcome("stopped", STOPPED, note="stopped before the last steps were saved")
+            lost = self._progress.attempt_step is not None
+            note = "stopped before the last steps were saved" if lost else "stopped before the first step"
+            return _Outcome("stopped", STOPPED, note=note)
         return _Outcome("failed", FAILED, failure)
 
     def _note_end(self, outcome: _Outcome) -> None:
@@ -348,7 +376,7 @@ class _Supervisor:
                 "traceback": failure.traceback,
                 "log": str(failure.log) if failure.log else None,
             }
-        self._events.write(
+        self._write(
             "attempt_ended",
             attempt=self._number,
             status=outcome.status,
@@ -382,7 +410,7 @@ class _Supervisor:
         if found is None or not self._progress.saw_durable(found.step, found.created, loss=found.loss):
             return
         if self._job.script is not None:
-            self._events.write(
+            self._write(
                 "durable",
                 step=found.step,
                 generation=found.name,
@@ -391,37 +419,38 @@ class _Supervisor:
                 saved=found.created,
             )
 
-    def _end(self, outcome: _Outcome) -> int:
+    def _end(self, outcome: _Outcome, *, say: bool = True) -> int:
         seconds = time.time() - self._began
         failure = outcome.failure
         self._last_catalog = 0.0
         self._learn_newest_checkpoint()
-        self._events.write(
+        self._write(
             "run_ended",
             status=outcome.status,
             exit_code=outcome.exit_code,
             seconds=seconds,
             note=outcome.note,
         )
-        self._run.update(
-            status=outcome.status,
-            exit_code=outcome.exit_code,
-            attempts=self._number,
-            ended=time.time(),
-            note=outcome.note,
-            durable_step=self._progress.durable[0] if self._progress.durable else None,
-            failure=report.failure_document(failure, host=self._host, attempt=self._number)
+        ending = {
+            "status": outcome.status,
+            "exit_code": outcome.exit_code,
+            "attempts": self._launched,
+            "ended": time.time(),
+            "note": outcome.note,
+            "durable_step": self._progress.durable[0] if self._progress.durable else None,
+            "failure": report.failure_document(failure, host=self._host, attempt=self._number)
             if failure
             else None,
-        )
+        }
+        self._update(**ending)
         self._events.close()
+        document = report.collect(self._run, ending=ending)
         try:
-            document = report.write(self._run)
+            report.save(self._run, document)
         except (OSError, SeraiError) as error:
             self._console.line(f"the report could not be written: {error}")
-        else:
-            for line in report.summary(document):
-                self._console.line(line)
+        for line in report.summary(document) if say else ():
+            self._console.line(line)
         return outcome.exit_code
 
 

@@ -4,7 +4,8 @@ Runs as ``python -I -S worker_shim.py LOG PARENT_PID COMMAND...`` (no site, no s
 
 - asks the kernel to kill this process when its parent dies (a supervisor that is killed with -9 must not
   leave training behind), which survives ``exec``;
-- sends stdout and stderr to the rank's log, appended, in the order in which they were written;
+- sends stdout and stderr to the rank's log, appended, in the order in which they were written, and gives
+  no stdin (it is the launcher's line to the supervisor);
 - becomes the command, so the pid that the launcher knows is the worker itself.
 
 ``LOG`` may hold ``{rank}``, filled from torchrun's RANK; ``-`` leaves the output where it is.
@@ -29,6 +30,9 @@ def main() -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
     try:
         os.execvp(command[0], command)
     except OSError as error:

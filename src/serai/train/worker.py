@@ -1,6 +1,7 @@
 """One training process: ``python -m serai.train.worker RESOLVED_JSON``, started by torchrun's agent.
 
-Exit codes: 0 done, 75 stopped on request with the state saved, 1 failed (an ``error`` event says why).
+Exit codes: 0 done, 75 stopped on request with the state saved, 1 failed (an ``error`` event says why), 130 on
+a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     ) as events:
         try:
             return _work(path, context, launched, events, stop)
+        except KeyboardInterrupt:
+            events.write("error", cause="killed", message="interrupted by a second Ctrl-C", traceback="")
+            os._exit(130)
         except BaseException as error:
             failure, cause = explain(error)
             events.write("error", cause=cause, message=str(failure), traceback=traceback.format_exc())

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
+from serai.run.job import Job
 from serai.run.workspace import Run
 
 __all__ = ["Backend", "BackendStatus", "Submission"]
@@ -37,8 +39,9 @@ class Backend(ABC):
     name: str
 
     @abstractmethod
-    def render(self, run: Run) -> str:
-        """The exact request that ``submit`` would make, as text; has no effect."""
+    def render(self, job: Job, run_dir: Path, *, attempt: int = 1) -> str:
+        """The exact request that ``submit`` would make for a run in that folder, as text; has no effect, and the
+        folder need not be there."""
 
     @abstractmethod
     def submit(self, run: Run) -> Submission:

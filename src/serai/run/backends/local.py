@@ -13,7 +13,7 @@ from pathlib import Path
 from serai.errors import EnvironmentFault
 from serai.run.backends.base import Backend, BackendStatus, Submission
 from serai.run.control import stop
-from serai.run.job import launch_request
+from serai.run.job import Job, launch_request
 from serai.run.workspace import Run
 
 __all__ = ["LocalBackend"]
@@ -26,14 +26,13 @@ class LocalBackend(Backend):
 
     name = "local"
 
-    def render(self, run: Run) -> str:
-        attempt = int(run.state().get("attempts", 0)) + 1
-        request = launch_request(run, attempt=attempt, run_id=f"{run.id}-{attempt}")
+    def render(self, job: Job, run_dir: Path, *, attempt: int = 1) -> str:
+        request = launch_request(job, run_dir, attempt=attempt, run_id=f"{run_dir.name}-{attempt}")
         return "\n".join(
             [
                 f"# supervisor, on this machine, in {Path.cwd()}",
-                shlex.join(self._command(run)),
-                "# its request to the launcher (torch.distributed.elastic), for the next attempt",
+                shlex.join(self._command(run_dir)),
+                f"# its request to the launcher (torch.distributed.elastic), for attempt {attempt}",
                 json.dumps(asdict(request), indent=2),
             ]
         )
@@ -41,7 +40,11 @@ class LocalBackend(Backend):
     def submit(self, run: Run) -> Submission:
         with open(run.path / "supervisor.log", "ab") as log:
             process = subprocess.Popen(
-                self._command(run), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(run.path),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
@@ -75,5 +78,5 @@ class LocalBackend(Backend):
         return stop(run).message
 
     @staticmethod
-    def _command(run: Run) -> list[str]:
-        return [sys.executable, "-m", "serai.run", str(run.path)]
+    def _command(run_dir: Path) -> list[str]:
+        return [sys.executable, "-m", "serai.run", str(run_dir)]
