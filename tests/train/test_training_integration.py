@@ -17,8 +17,6 @@ from tests.train.launching import Fault, Job, Workers
 
 import serai
 
-pytest.importorskip("serai.checkpoint.checkpointer", exc_type=ImportError)
-
 STRATEGIES = ("ddp", "fsdp2")
 STEPS = 8
 # fp32 sums in another order (a rank's rows together, gradients in shards) move a loss of about 5 by some 1e-6.
