@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -338,6 +339,51 @@ class TestRunWithoutRunning:
         assert (plain.code, plain.out) == (2, "")
         assert plain.err.startswith("error[S108]: job.yaml does not exist\n")
         assert list(tmp_path.iterdir()) == []
+
+
+STUB = """\
+import serai.run.drill as room
+from serai.run.drill_report import DrillReport, FaultOutcome
+
+def drill(spec, workspace, *, console, **_):
+    console.line("words on the way")
+    same = spec.document.train.seed == 1
+    fault = FaultOutcome(fault="kill -9 of rank 1", at_step=5, resumed_from=4, tier="memory", lost_s=1.5)
+    return DrillReport(
+        identical=same, max_loss_difference=0.0 if same else 0.25, steps=10, executions=11,
+        differing_steps=[] if same else [7], weights_identical=same, faults=[fault], resumes=1,
+        seconds=9.0, reference_s=4.0, folder=str(workspace.path),
+    )
+
+room.drill = drill
+"""
+
+
+class TestDrill:
+    """What the command makes of a report; the drill itself is tested in its own room."""
+
+    @pytest.fixture
+    def stubbed(self, tmp_path: Path) -> dict[str, str]:
+        (tmp_path / "sitecustomize.py").write_text(STUB)
+        (tmp_path / "job.yaml").write_text(JOB.format(name="x"))
+        return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+    def test_identical(self, tmp_path: Path, stubbed: dict[str, str]) -> None:
+        found = serai("drill", cwd=tmp_path, **stubbed)
+        assert (found.code, found.err) == (0, "words on the way\n")
+        assert "kill -9 of rank 1  5        step 4" in found.out
+        assert "identical: 10 steps have the same loss to the last bit" in found.out
+        document = serai("drill", "--json", cwd=tmp_path, **stubbed).json
+        wanted = {"identical": True, "max_loss_difference": 0.0, "resumes": 1, "seconds": 9.0, "exit_code": 0}
+        assert {key: document[key] for key in wanted} == wanted
+        assert [fault["resumed_from"] for fault in document["faults"]] == [4]
+
+    def test_not_identical_fails(self, tmp_path: Path, stubbed: dict[str, str]) -> None:
+        found = serai("drill", "--set", "train.seed=2", "-q", cwd=tmp_path, **stubbed)
+        assert (found.code, found.err) == (1, "")
+        assert "NOT identical: 1 of 10 steps, first step 7" in found.out
+        document = serai("drill", "--set", "train.seed=2", "--json", cwd=tmp_path, **stubbed).json
+        assert (document["identical"], document["exit_code"]) == (False, 1)
 
 
 def test_version_and_help_before_and_behind(tmp_path: Path) -> None:

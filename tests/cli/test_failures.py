@@ -64,6 +64,14 @@ def test_the_same_as_one_json_object(tmp_path: Path) -> None:
         ]
 
 
+def test_verbose_adds_the_traceback_above_the_error(tmp_path: Path) -> None:
+    found = serai("run", "absent.yaml", "-v", cwd=tmp_path)
+    assert found.code == 2
+    assert found.err.startswith("Traceback (most recent call last):\n")
+    assert "\nerror[S108]: absent.yaml does not exist\n" in found.err
+    assert serai("run", "absent.yaml", "-v", "--json", cwd=tmp_path).json["error"]["code"] == "S108"
+
+
 def test_a_caret_under_a_set_argument(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("tinny", "tiny").replace("ten", "10"))
     found = serai("run", "--set", "train.steps=ten", cwd=tmp_path)

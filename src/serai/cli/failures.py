@@ -17,11 +17,13 @@ __all__ = ["print_failure", "print_unexpected", "render_error", "render_problem"
 _WIDEST_SOURCE = 110
 
 
-def print_failure(error: SeraiError, *, as_json: bool, color: Color) -> None:
-    """One JSON object on stdout, or the error as people read it on stderr."""
+def print_failure(error: SeraiError, *, as_json: bool, color: Color, verbose: bool) -> None:
+    """One JSON object on stdout, or the error as people read it on stderr; with ``-v`` its traceback first."""
     if as_json:
         print(json.dumps(error.to_json()), flush=True)
     else:
+        if verbose:
+            print("".join(traceback.format_exception(error)), file=sys.stderr)
         print(render_error(error, color=colored(color, sys.stderr)), file=sys.stderr, flush=True)
 
 

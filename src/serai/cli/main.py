@@ -79,12 +79,17 @@ def _run(arguments: list[str]) -> int:
         if as_json:
             from serai.cli.failures import print_failure
 
-            print_failure(_InterruptedRun("interrupted by Ctrl-C", code="S151"), as_json=True, color=color)
+            print_failure(
+                _InterruptedRun("interrupted by Ctrl-C", code="S151"),
+                as_json=True,
+                color=color,
+                verbose=False,
+            )
         return _InterruptedRun.exit_code
     except SeraiError as error:
         from serai.cli.failures import print_failure
 
-        print_failure(error, as_json=as_json, color=color)
+        print_failure(error, as_json=as_json, color=color, verbose=verbose)
         return error.exit_code
     except Exception as error:
         from serai.cli.failures import print_unexpected

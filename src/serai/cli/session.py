@@ -119,7 +119,7 @@ _GLOBALS = {
         typer.Option("--workspace", metavar="PATH", help="Folder of the runs; .serai in the current folder if not given."),
     ),
     "quiet": (bool, False, typer.Option("--quiet", "-q", help="Results and errors only.")),
-    "verbose": (bool, False, typer.Option("--verbose", "-v", help="Tracebacks and more detail.")),
+    "verbose": (bool, False, typer.Option("--verbose", "-v", help="Print the traceback with an error.")),
     "color": (Color | None, None, typer.Option("--color", help="When to colour; NO_COLOR is respected.")),
     "version": (
         bool,
