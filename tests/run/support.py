@@ -48,7 +48,7 @@ def fake_services(**changes: Any) -> Services:
     return Services(
         **{
             "launcher": FAKE_LAUNCHER,
-            "prepare": lambda job, run: {},
+            "prepare": lambda job, run, say: {},
             "start_agent": lambda root: None,
             "newest_checkpoint": newest_fake_checkpoint,
             **changes,

@@ -63,7 +63,7 @@ def run(tmp_path: Path) -> Run:
         {"time": 110.0, "kind": "restored", "rank": 0, "attempt": 2, "step": 2, "tier": "memory", "generation": "g2", "seconds": 0.3},
         step(3, 112.0, attempt=2),
         step(4, 113.0, attempt=2, loss=1.5),
-        {"time": 114.0, "kind": "evaluation", "rank": 0, "attempt": 2, "step": 4, "loss": 1.75, "tokens": 50},
+        {"time": 114.0, "kind": "evaluation", "rank": 0, "attempt": 2, "step": 4, "loss": 1.75, "tokens": 50, "seconds": 0.5},
     )  # fmt: skip
     write(made.rank_events(1), save(2, 106.2, call=0.3, size=500, rank=1))
     made.update(status="finished", exit_code=0, attempts=2, note="", failure=None, job_file="job.yaml")
@@ -98,6 +98,7 @@ def test_the_time_adds_up(run: Run) -> None:
     assert spent["data_wait"] == pytest.approx(1.0)
     assert spent["checkpoint_stall"] == pytest.approx(0.31)
     assert spent["repeated"] == 1.0
+    assert spent["evaluate"] == 0.5
     assert spent["prepare"] == 2.0
     assert spent["start"] == pytest.approx(2.0)
     assert spent["restart"] == pytest.approx(2.5)

@@ -260,7 +260,7 @@ def test_preparation_that_fails_fails_the_run(jobs: Jobs) -> None:
     class Offline(SeraiError):
         exit_code = 69
 
-    def prepare(job: object, run: object) -> dict[str, Any]:
+    def prepare(job: object, run: object, say: object) -> dict[str, Any]:
         raise Offline("the registry does not answer")
 
     run = jobs.workspace.create(
@@ -274,7 +274,7 @@ def test_preparation_that_fails_fails_the_run(jobs: Jobs) -> None:
 
 
 def test_a_stop_while_preparing(jobs: Jobs) -> None:
-    def prepare(job: object, run: object) -> dict[str, Any]:
+    def prepare(job: object, run: object, say: object) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         return {}

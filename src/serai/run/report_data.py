@@ -209,13 +209,14 @@ def _time(
 
     compute: steps that count, without waiting for data. repeated: steps that a resume ran again. restart:
     from a failure to the first step after it (start: the same for each supervisor's first attempt). other:
-    what is left: evaluations, logging, the end.
+    what is left: logging, the last save, the end.
     """
     total = _active_seconds(supervisor)
     wait = sum(float(event.get("data_wait_s") or 0.0) for event in steps)
     compute = sum(float(event.get("seconds") or 0.0) for event in steps) - wait
     stall = sum(sum(entry[term] for term in STALL_TERMS if term != "inflation_s") for entry in checkpoints)
     prepare = sum(float(event.get("seconds") or 0.0) for event in supervisor if event["kind"] == "prepared")
+    evaluate = sum(float(event.get("seconds") or 0.0) for event in rank_zero if event["kind"] == "evaluation")
     first_steps: dict[int, float] = {}
     for event in rank_zero:
         if event["kind"] == "step":
@@ -243,6 +244,7 @@ def _time(
         "compute": max(0.0, compute),
         "data_wait": wait,
         "checkpoint_stall": stall,
+        "evaluate": evaluate,
         "repeated": lost_s,
         "restart": restart,
         "start": start,

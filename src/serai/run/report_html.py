@@ -18,6 +18,7 @@ __all__ = ["render"]
 _TIME_PARTS = (
     ("compute", "compute", "c1"),
     ("data_wait", "data wait", "c4"),
+    ("evaluate", "evaluate", "c9"),
     ("checkpoint_stall", "checkpoint stall", "c5"),
     ("repeated", "repeated steps", "c3"),
     ("restart", "restart", "c6"),

@@ -197,7 +197,7 @@ class _Supervisor:
         self._console.line("preparing data (cached by content) ...")
         began = time.monotonic()
         with self._stops.interruptible():
-            fields = self._services.prepare(self._job, self._run)
+            fields = self._services.prepare(self._job, self._run, self._console.line)
         seconds = time.monotonic() - began
         self._write("prepared", seconds=seconds, **fields)
         words = ", ".join(_prepared_words(fields))
