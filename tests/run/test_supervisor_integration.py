@@ -372,3 +372,17 @@ def test_workers_have_no_stdin_to_wait_on(jobs: Jobs, tmp_path: Path) -> None:
     run = jobs.make(script=str(script))
     assert jobs.supervise(run) == 0
     assert run.log_path(1, 0).read_text() == "stdin: ''\n"
+
+
+def test_a_report_that_cannot_be_written_changes_no_exit_code(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: object, document: object) -> None:
+        raise KeyError("evaluate")
+
+    monkeypatch.setattr("serai.run.report.save", broken)
+    run = jobs.make("--steps", "3")
+    assert jobs.supervise(run) == 0
+    assert run.state()["status"] == "finished"
+    assert "the report could not be written: KeyError: 'evaluate'" in jobs.console.text
+    assert "demo finished" in jobs.console.text

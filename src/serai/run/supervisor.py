@@ -16,7 +16,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from serai.errors import EnvironmentFault, SeraiError
+from serai.errors import EnvironmentFault
 from serai.events import EventWriter
 from serai.run import report
 from serai.run.adopt import adopt
@@ -444,14 +444,18 @@ class _Supervisor:
         }
         self._update(**ending)
         self._events.close()
-        document = report.collect(self._run, ending=ending)
-        try:
-            report.save(self._run, document)
-        except (OSError, SeraiError) as error:
-            self._console.line(f"the report could not be written: {error}")
-        for line in report.summary(document) if say else ():
-            self._console.line(line)
+        self._report(ending, say=say)
         return outcome.exit_code
+
+    def _report(self, ending: dict[str, Any], *, say: bool) -> None:
+        """Whatever goes wrong here is said, and changes nothing about how the run ended."""
+        try:
+            document = report.collect(self._run, ending=ending)
+            for line in report.summary(document) if say else ():
+                self._console.line(line)
+            report.save(self._run, document)
+        except Exception as error:
+            self._console.line(f"the report could not be written: {type(error).__name__}: {error}")
 
 
 def _prepared_words(fields: dict[str, Any]) -> list[str]:
