@@ -139,7 +139,7 @@ def test_the_summary_has_five_lines_and_what_to_type_next(run: Run) -> None:
     assert lines == [
         "demo finished · step 4 of 4 · 15.0 s, 1 resume",
         "  learnt   loss 1.5000 · validation loss 1.7500 (unigram entropy 6.5000) · 100 tokens/s",
-        "  saved    newest durable checkpoint: step 2; 1 saves, 300.0 ms a call",
+        "  saved    newest durable checkpoint: step 2; 1 save, 300.0 ms a call",
         f"  report   {run.path}/report.html",
         "  next     serai show demo   serai ckpt ls demo   serai ckpt verify demo",
     ]

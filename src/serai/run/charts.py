@@ -187,7 +187,7 @@ def bar_of_parts(parts: Sequence[tuple[str, float, str, str]], *, title: str, wi
         )
         label = f"{name} {value / total:.0%}"
         if span > 8.2 * len(label):
-            drawn.append(f'<text class="inside" x="{x + 10:.1f}" y="25">{escape(label)}</text>')
+            drawn.append(f'<text class="inside on-{style}" x="{x + 10:.1f}" y="25">{escape(label)}</text>')
         drawn.append("</g>")
         x += span
     drawn.append("</svg>")

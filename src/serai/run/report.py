@@ -70,7 +70,7 @@ def summary(document: dict[str, Any]) -> list[str]:
     stalls = [entry["call_s"] for entry in document["checkpoints"] if entry["call_s"]]
     saved = f"newest durable checkpoint: step {durable}" if durable is not None else "no durable checkpoint"
     if stalls:
-        saved += f"; {len(stalls)} saves, {format_duration(sum(stalls) / len(stalls))} a call"
+        saved += f"; {_count(len(stalls), 'save')}, {format_duration(sum(stalls) / len(stalls))} a call"
     lines = [
         " · ".join(head),
         f"  learnt   {' · '.join(learnt) or 'the script told no losses'}",
