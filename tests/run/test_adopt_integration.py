@@ -36,6 +36,16 @@ def test_a_finished_run_says_so_and_is_left_alone(jobs: Jobs, tmp_path: Path) ->
     assert text.startswith(f"demo is finished already ({found.id})")
     assert found.state() == before
     assert before["job_file"] == str(path)
+    assert before["command"] == f"serai run {path}"
+
+
+def test_the_next_command_repeats_the_overrides(jobs: Jobs, tmp_path: Path) -> None:
+    path = job(tmp_path, "--steps", "400", "--step-seconds", "0.02", "--fault", "user", "--fault-step", "2")
+    code, text = go(jobs, path, "name=other", "args=[--steps, 4, --fault, user, --fault-step, 2]")
+    assert code == 1
+    assert (
+        f"serai run {path} --set name=other --set 'args=[--steps, 4, --fault, user, --fault-step, 2]'" in text
+    )
 
 
 def test_a_failed_run_resumes_and_says_so_and_free_keys_take_effect(jobs: Jobs, tmp_path: Path) -> None:

@@ -103,9 +103,7 @@ def _next_commands(report: dict[str, Any]) -> list[str]:
     name = run["name"]
     if run["status"] in ("preparing", "running", "stopping"):
         return [f"serai logs {name} -f", f"serai stop {name}"]
-    commands = (
-        [] if run["status"] == "finished" else [f"serai run {run['job_file'] or 'job.yaml'}   (resumes)"]
-    )
+    commands = [] if run["status"] == "finished" else [f"{run['command']}   (resumes)"]
     commands.append(f"serai logs {name}")
     if report["checkpoints"]:
         commands += [f"serai ckpt ls {name}", f"serai ckpt verify {name}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from serai.run.console import Console
 from serai.run.workspace import Run, write_atomic
@@ -27,7 +28,9 @@ def adopt(run: Run, spec: ResolvedSpec, *, console: Console) -> bool:
     grown = [entry for entry in differences if entry.key == "train.steps" and entry.new > entry.old]
     if others := [entry for entry in differences if entry not in grown]:
         raise changed_spec_error(run.name, others, where=spec.path)
-    where = {"job_file": spec.path, "job_folder": str(spec.folder)}
+    overrides = [part for override in spec.overrides for part in ("--set", override)]
+    command = shlex.join(["serai", "run", spec.path, *overrides])
+    where = {"job_file": spec.path, "job_folder": str(spec.folder), "command": command}
     if int(state.get("attempts", 0)) == 0 and not differences:
         run.update(**where)
         return True

@@ -90,7 +90,7 @@ def _nobody(run: Run) -> StopResult:
     return StopResult(
         StopAnswer.SUPERVISOR_DEAD,
         f"the supervisor of {run.name} (process {state.get('pid')} on {state.get('host')}) is dead, and its processes "
-        f"with it; the run is marked as interrupted: serai run {state.get('job_file') or 'job.yaml'} resumes it",
+        f"with it; the run is marked as interrupted: {state.get('command') or 'serai run job.yaml'} resumes it",
         state.get("pid"),
         state.get("host"),
     )

@@ -84,9 +84,7 @@ def summary(document: dict[str, Any]) -> list[str]:
             f"  next     serai show {run['name']}   serai ckpt ls {run['name']}   serai ckpt verify {run['name']}"
         )
     else:
-        lines.append(
-            f"  next     serai run {run['job_file'] or 'job.yaml'}   (resumes)   serai show {run['name']}"
-        )
+        lines.append(f"  next     {run['command']}   (resumes)   serai show {run['name']}")
     return lines
 
 
@@ -107,7 +105,7 @@ def _failed(document: dict[str, Any]) -> list[str]:
         f"newest durable checkpoint: {f'step {durable}' if durable is not None else 'none'}",
         f"  logs      {failure['log']}",
         f"  report    {run['path']}/report.html",
-        f"  next      {failure['advice']}; then: serai run {run['job_file'] or 'job.yaml'}   (serai explain {failure['code']})",
+        f"  next      {failure['advice']}; then: {run['command']}   (serai explain {failure['code']})",
     ]
     return lines
 

@@ -60,6 +60,7 @@ def collect(run: Run, *, ending: Mapping[str, Any] | None = None) -> dict[str, A
             },
             "path": str(run.path),
             "job_file": state.get("job_file"),
+            "command": state.get("command") or f"serai run {state.get('job_file') or 'job.yaml'}",
             "seconds": _active_seconds(supervisor),
             "written": time.time(),
         },

@@ -398,7 +398,8 @@ class _Supervisor:
         self._learn_newest_checkpoint()
         if now - self._last_live >= self._console.live_interval:
             self._last_live = now
-            self._console.live(self._progress.line(elapsed=time.time() - self._began))
+            prefix = "stopping · " if self._announced_stop else ""
+            self._console.live(prefix + self._progress.line(elapsed=time.time() - self._began))
 
     def _learn_newest_checkpoint(self) -> None:
         """From the catalog, for scripts that write no events and for what an earlier supervisor saved."""
