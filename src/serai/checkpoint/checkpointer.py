@@ -122,7 +122,12 @@ class Checkpointer:
         self._members: list[int] = [0]
         self._agent: AgentClient | None = None
         self._agent_pid = 0
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            if self._agent is not None:
+                self._agent.close()
+            raise
         self._threads = max(1, usable_cores() // max(1, len(self._members)))
         self._pool = ThreadPoolExecutor(max(1, self._threads), thread_name_prefix="serai-copy")
         self._finalizer = weakref.finalize(self, _abandon, self._pool, self._agent)
