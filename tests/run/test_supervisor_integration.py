@@ -144,14 +144,14 @@ def test_relaunches_are_counted(jobs: Jobs) -> None:
 
 
 def test_a_hang_is_found_by_silence_and_relaunched(jobs: Jobs) -> None:
-    run = jobs.make("--fault", "hang", processes=1, retry={"hang_timeout_s": 0.8})
+    run = jobs.make("--fault", "hang", processes=1, retry={"hang_timeout_s": 2.0})
     assert jobs.supervise(run) == 0
     ended = list(run.events("attempt_ended"))
     assert [event["cause"] for event in ended] == ["hang", None]
 
 
 def test_a_frozen_rank_is_named(jobs: Jobs) -> None:
-    run = jobs.make("--fault", "SIGSTOP", "--fault-rank", "1", "--steps", "9", retry={"hang_timeout_s": 1.0})
+    run = jobs.make("--fault", "SIGSTOP", "--fault-rank", "1", "--steps", "9", retry={"hang_timeout_s": 2.0})
     assert jobs.supervise(run) == 0
     ended = next(iter(run.events("attempt_ended")))
     assert (ended["cause"], ended["first_failing_rank"]) == ("hang", 1)
