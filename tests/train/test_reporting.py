@@ -120,6 +120,25 @@ def test_a_save_is_reported_with_its_five_stall_terms_and_when_durable(
     assert checkpointer.closed == 3.0
 
 
+def test_steps_that_take_longer_beside_a_save_are_its_inflation(
+    path: Path, checkpointer: Checkpointer, checkpoints: Checkpoints
+) -> None:
+    for seconds in (0.9, 1.0, 1.0, 1.1, 1.0):
+        checkpoints.observe(seconds)
+    checkpoints.save(5, loss=1.0)
+    for seconds in (1.5, 0.9, 1.25):
+        checkpoints.observe(seconds)
+    checkpointer.handles[0].durable = True
+    checkpoints.notice()
+    (durable,) = read_events(path, kind="durable")
+    assert durable["inflation_s"] == pytest.approx(0.65)
+    checkpoints.observe(9.0)
+    assert checkpointer.handles[0].stall.inflation == pytest.approx(0.65)
+    checkpoints.save(10, loss=1.0)
+    checkpoints.observe(0.5)
+    assert checkpointer.handles[1].stall.inflation == 0.0
+
+
 def test_a_failed_or_superseded_save_is_reported_and_training_goes_on(
     path: Path, checkpointer: Checkpointer, checkpoints: Checkpoints
 ) -> None:

@@ -238,6 +238,7 @@ class Trainer:
         return norm
 
     def report(self, batch: StepBatch, loss: float, rate: float, norm: float, *, seconds: float) -> None:
+        self.checkpoints.observe(seconds)
         if self.step % self.config.log_every == 0 or self.step == self.config.steps:
             self.reporter.step(StepFigures(self.step, loss, batch.tokens, seconds, rate, norm, batch.wait_s))
 

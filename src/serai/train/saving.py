@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +12,9 @@ from serai.errors import SaveFailed, SeraiError
 from serai.train.reporting import Reporter
 
 __all__ = ["CheckpointerLike", "Checkpoints", "HandleLike"]
+
+_ENOUGH_STEPS = 5
+"""Steps without a save beside them that must be known before inflation is told."""
 
 
 class HandleLike(Protocol):
@@ -42,6 +47,7 @@ class _Pending:
     step: int
     handle: HandleLike
     saved_at: float
+    longer: float = 0.0
 
 
 class Checkpoints:
@@ -60,6 +66,7 @@ class Checkpoints:
         self._reporter = reporter
         self._every = every
         self._pending: list[_Pending] = []
+        self._calm: deque[float] = deque(maxlen=50)
         self._newest_failure: SeraiError | None = None
         self.saved_step: int | None = None
 
@@ -92,6 +99,16 @@ class Checkpoints:
         self._reporter.write(
             "save", step=step, generation=handle.generation, bytes=handle.bytes, **_stall(handle)
         )
+
+    def observe(self, seconds: float) -> None:
+        """Take in the length of a step: what steps beside a save take longer is that save's inflation."""
+        if not self._pending:
+            self._calm.append(seconds)
+        elif len(self._calm) >= _ENOUGH_STEPS:
+            newest = self._pending[-1]
+            newest.longer += seconds - statistics.median(self._calm)
+            # Single steps vary both ways; only a sum that is longer says anything.
+            newest.handle.stall.inflation = max(newest.longer, 0.0)
 
     def notice(self) -> None:
         """Report saves that have become durable since the last call, and those that failed."""
