@@ -136,13 +136,14 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
                 {"step": event["step"], "generation": event.get("generation"), "attempt": event.get("attempt"),
                  "time": event["time"], "bytes": 0, "durable_s": None, "durable": False, **dict.fromkeys(STALL_TERMS, 0.0)},
             )  # fmt: skip
+            # Inflation and finalise are known only once it is durable, so both kinds carry the terms.
+            for term in STALL_TERMS:
+                entry[term] = max(entry[term], float(event.get(term) or 0.0))
             if event["kind"] == "durable":
                 entry["durable"] = True
                 entry["durable_s"] = event.get("seconds_after_save")
-                continue
-            entry["bytes"] += int(event.get("bytes") or 0)
-            for term in STALL_TERMS:
-                entry[term] = max(entry[term], float(event.get(term) or 0.0))
+            else:
+                entry["bytes"] += int(event.get("bytes") or 0)
     return sorted(found.values(), key=lambda entry: float(entry["time"]))
 
 
