@@ -21,6 +21,7 @@ TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",
     "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
     "MASTER_ADDR": "host",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "run",
@@ -31,7 +32,7 @@ TORCHRUN = {
 
 def test_torchruns_variables_are_read() -> None:
     launched = Launched.from_environment(TORCHRUN)
-    assert (launched.rank, launched.world, launched.local_rank) == (5, 8, 1)
+    assert (launched.rank, launched.world, launched.local_rank, launched.local_world) == (5, 8, 1, 4)
     assert launched.master == ("host", 29500)
     assert launched.agent_store
     assert launched.attempt == "run/2/8"
@@ -55,7 +56,13 @@ def test_half_a_launch_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "gpus", "local_rank", "expected"),
-    [("auto", 0, 1, "cpu"), ("cpu", 4, 0, "cpu"), ("auto", 2, 1, "cuda:1"), ("cuda", 8, 3, "cuda:3")],
+    [
+        ("auto", 0, 1, "cpu"),
+        ("auto", 3, 1, "cpu"),
+        ("cpu", 4, 0, "cpu"),
+        ("auto", 4, 1, "cuda:1"),
+        ("cuda", 8, 3, "cuda:3"),
+    ],
 )
 def test_each_process_gets_a_device(
     monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int, local_rank: int, expected: str
@@ -66,15 +73,15 @@ def test_each_process_gets_a_device(
     assert str(choose_device(wanted, launched)) == expected
 
 
-@pytest.mark.parametrize(("wanted", "gpus"), [("cuda", 0), ("cuda", 1), ("auto", 1)])
-def test_too_few_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int) -> None:
+@pytest.mark.parametrize("gpus", [0, 3])
+def test_too_few_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(EnvironmentFault, match=f"{gpus} found") as caught:
-        choose_device(wanted, Launched.from_environment(TORCHRUN))
+        choose_device("cuda", Launched.from_environment(TORCHRUN))
     assert caught.value.code == "S231"
     assert caught.value.next_step == (
-        "set `resources: {processes: 1}`" if gpus else "set `resources: {device: cpu}`"
+        "set `resources: {processes: 3}`" if gpus else "set `resources: {device: cpu}`"
     )
 
 

@@ -223,7 +223,7 @@ def test_a_hung_peer_ends_within_the_time_out(workspace: Path) -> None:
     steps, (error,) = job.events("step"), job.events("error")
     assert [event["step"] for event in steps] == [1, 2, 3]
     assert error["cause"] == "collective"
-    assert 4.0 < error["time"] - steps[-1]["time"] < 20.0
+    assert 4.0 < error["time"] - steps[-1]["time"] < 40.0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

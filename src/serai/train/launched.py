@@ -16,6 +16,7 @@ class Launched:
     """Place of this process among all of a job.
 
     Attributes:
+        local_world: processes of the job on this node.
         master: host and port of the rendezvous store, ``None`` for a single process started by hand.
         agent_store: whether the launcher's agent already serves the store there.
         attempt: names this launch among others that use the same store.
@@ -24,6 +25,7 @@ class Launched:
     rank: int
     world: int
     local_rank: int
+    local_world: int
     master: tuple[str, int] | None
     agent_store: bool
     attempt: str
@@ -37,7 +39,9 @@ class Launched:
         """
         variables = os.environ if environ is None else environ
         if "RANK" not in variables and "WORLD_SIZE" not in variables:
-            return cls(rank=0, world=1, local_rank=0, master=None, agent_store=False, attempt="0")
+            return cls(
+                rank=0, world=1, local_rank=0, local_world=1, master=None, agent_store=False, attempt="0"
+            )
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in names if not variables.get(name)]
         if missing:
@@ -54,6 +58,7 @@ class Launched:
             rank=rank,
             world=world,
             local_rank=int(variables.get("LOCAL_RANK", rank)),
+            local_world=int(variables.get("LOCAL_WORLD_SIZE", world)),
             master=(variables["MASTER_ADDR"], int(variables["MASTER_PORT"])),
             agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=f"{run}/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}",

@@ -16,20 +16,18 @@ __all__ = ["choose_device", "join", "make_deterministic", "sum_over_ranks", "val
 
 
 def choose_device(wanted: str, launched: Launched) -> torch.device:
-    """The device of this process for ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    """The device of this process: ``"auto"`` takes CUDA when every process of the node can have a GPU.
 
     Raises:
-        EnvironmentFault: CUDA is asked for and there is no GPU for this process (S231).
+        EnvironmentFault: ``"cuda"`` is asked for and there are too few GPUs (S231).
     """
-    if wanted == "cpu":
-        return torch.device("cpu")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus > launched.local_rank:
+    gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if gpus >= launched.local_world:
         return torch.device("cuda", launched.local_rank)
-    if wanted == "auto" and gpus == 0:
+    if wanted != "cuda":
         return torch.device("cpu")
     raise EnvironmentFault(
-        f"process {launched.local_rank} of this node has no GPU of its own: {gpus} found",
+        f"{launched.local_world} processes on this node need a GPU each: {gpus} found",
         code="S231",
         where="resources.processes",
         expected="at most as many processes on a node as it has GPUs",
