@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from serai.data.config import DataConfig
 from serai.data.prepare import Prepared, prepare
 from serai.events import read_events
 
-__all__ = ["Fault", "Job", "Workers", "write_texts"]
+__all__ = ["Fault", "Job", "Workers", "end_agents", "write_texts"]
 
 WORDS = [
     "the",
@@ -132,6 +134,12 @@ class Job:
         prepared.save(self.run_dir / "prepared.json")
         return prepared
 
+    def environment(self) -> dict[str, str]:
+        """Variables of a worker: its run, and a folder of the workspace for the sockets of agents."""
+        sockets = self.workspace / "run"
+        sockets.mkdir(mode=0o700, exist_ok=True)
+        return {"SERAI_RUN_DIR": str(self.run_dir), "XDG_RUNTIME_DIR": str(sockets), "OMP_NUM_THREADS": "1"}
+
     def events(self, kind: str, *, rank: int = 0) -> list[dict[str, Any]]:
         return list(read_events(self.run_dir / "events" / f"rank-{rank:05d}.jsonl", kind=kind))
 
@@ -154,6 +162,14 @@ class Job:
         """Train until every rank has ended; returns their exit codes, negative for a signal."""
         with Workers.start(self, processes=processes, attempt=attempt, cold=cold, fault=fault) as workers:
             return workers.wait(timeout=timeout)
+
+
+def end_agents(workspace: Path) -> None:
+    """Kill the checkpoint agents that jobs of a workspace have left behind (each would wait ten minutes)."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "--ready" in command and any(str(workspace / "run") in part for part in command):
+            process.kill()
 
 
 @dataclass(frozen=True)
@@ -206,9 +222,8 @@ class Workers:
                 "WORLD_SIZE": str(processes),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "SERAI_RUN_DIR": str(job.run_dir),
                 "SERAI_ATTEMPT": str(attempt),
+                **job.environment(),
             }
             logs.append(job.run_dir / f"attempt-{attempt}-rank-{rank}.log")
             resolved = str(job.run_dir / "resolved.json")

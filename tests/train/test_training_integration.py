@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.train.launching import Fault, Job, Workers
+from tests.train.launching import Fault, Job, Workers, end_agents
 
 import serai
 
@@ -64,8 +65,10 @@ def _assert_same(first: Any, second: Any, where: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("workspace")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("workspace")
+    yield folder
+    end_agents(folder)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +264,7 @@ def test_torchruns_own_restart_resumes(workspace: Path) -> None:
     job = _job(workspace, "restarted", "ddp", steps=60, evaluate_every=None)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "-m", "serai.train.worker", str(job.run_dir / "resolved.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SERAI_RUN_DIR": str(job.run_dir)}
+    environment = {**os.environ, **job.environment()}
     with (job.run_dir / "torchrun.log").open("wb") as log:
         torchrun = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
