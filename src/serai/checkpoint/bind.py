@@ -300,9 +300,13 @@ class _Binder:
                 stored.setdefault(key, self.index.by_name[name])
         extra = body.get("extra", {})
         seen = set()
-        for key, value in module_items(module).items():
+        live = module_items(module)
+        filled = {id(value) for key, value in live.items() if key in stored}
+        for key, value in live.items():
             seen.add(key)
             if isinstance(value, torch.Tensor):
+                if key not in stored and id(value) in filled:
+                    continue  # tied to one that is there: others store such weights once
                 self._bind_tensor(value, stored.get(key), _dotted((*path, key)))
             elif key not in extra:
                 self.binding.problems.append(f"{_dotted((*path, key))}: not in the checkpoint")

@@ -16,7 +16,7 @@ from serai.checkpoint.values import decode
 from serai.errors import CheckpointCorrupt, CheckpointNotFound, StateMismatch, StorageError
 from serai.storage.base import Storage
 
-__all__ = ["load"]
+__all__ = ["load", "load_generation"]
 
 
 def load(
@@ -38,7 +38,7 @@ def load(
     wanted = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
     if step is not None:
         storage, folder, manifest = find(storage, step)
-        return _load(storage, folder, manifest, wanted, rank)
+        return load_generation(storage, folder, manifest, wanted, rank)
     found: list[tuple[str, Manifest]] = []
     damaged: list[Damage] = []
     for folder, entry in scan(storage):
@@ -49,7 +49,7 @@ def load(
     reasons = [str(damage) for damage in damaged]
     for folder, manifest in sorted(found, key=lambda pair: pair[1].key, reverse=True):
         try:
-            result = _load(storage, folder, manifest, wanted, rank)
+            result = load_generation(storage, folder, manifest, wanted, rank)
         except (CheckpointCorrupt, StorageError) as error:
             reasons.append(error.message)
             continue
@@ -78,9 +78,10 @@ def _warn_skipped(reasons: list[str], step: int) -> None:
         )
 
 
-def _load(
-    storage: Storage, folder: str, manifest: Manifest, wanted: list[str] | None, rank: int
+def load_generation(
+    storage: Storage, folder: str, manifest: Manifest, wanted: list[str] | None, rank: int = 0
 ) -> dict[str, Any]:
+    """``load`` on one generation that was found already; raises ``CheckpointCorrupt`` if it does not verify."""
     source = StorageSource(storage, folder, manifest, "durable")
     index = Index(manifest, source.values, rank, manifest.world_size)
     binding = Binding(index)

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Annotated, Any
 
 import typer
 
+from serai.cli import ckpt_copy, ckpt_diff, ckpt_export, ckpt_head, ckpt_import, ckpt_pin, ckpt_prune
+from serai.cli.ckpt_common import (
+    Progress,
+    Step,
+    Target,
+    checkpoint_root,
+    damage_document,
+    generation_document,
+    plain_place,
+)
 from serai.cli.group import Command, Group
-from serai.cli.runs import complete_run
 from serai.cli.session import Session, command
 
 __all__ = ["app"]
 
-app = typer.Typer(cls=Group, help="List, show and verify checkpoints.", rich_markup_mode=None)
+_History = Annotated[
+    bool,
+    typer.Option("--history", help="Every checkpoint that was ever committed or removed (local roots)."),
+]
 
-_Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="REF|ROOT",
-        help="A run (name, id prefix, @last), a folder or a storage URL.",
-        autocompletion=complete_run,
-    ),
-]
-_Step = Annotated[
-    int | None,
-    typer.Option("--step", metavar="N", help="The checkpoint of this step; the newest if not given."),
-]
+app = typer.Typer(
+    cls=Group, help="List, verify, compare, copy, convert and prune checkpoints.", rich_markup_mode=None
+)
 
 
 @app.callback(invoke_without_command=True)
 @command
 def _group(session: Session) -> None:
-    """List, show and verify checkpoints."""
+    """List, verify, compare, copy, convert and prune checkpoints."""
     if session.context.invoked_subcommand is None:
         if session.json:
             from serai.errors import SpecError
@@ -46,16 +48,24 @@ def _group(session: Session) -> None:
 
 @app.command("ls", cls=Command)
 @command
-def list_(session: Session, target: _Target = "@last") -> None:
+def list_(session: Session, target: Target = "@last", history: _History = False) -> None:
     """List checkpoints, newest first."""
-    from serai.checkpoint.catalog import generations
+    from serai.checkpoint.catalog import generations, is_pinned
     from serai.cli.runs import age, table
+    from serai.storage.registry import open_storage
     from serai.units import format_bytes
 
-    root = _root(session, target)
-    found = generations(root)
+    root = checkpoint_root(session, target)
+    if history:
+        _list_history(session, root)
+        return
+    storage = open_storage(root)
+    found = generations(storage)
+    pinned = {generation.name for generation in found if is_pinned(storage, generation)}
     if session.json:
-        session.emit_lines(_generation_document(generation) for generation in found)
+        session.emit_lines(
+            {**generation_document(generation), "pinned": generation.name in pinned} for generation in found
+        )
         return
     if not found:
         session.note(f"no checkpoint in {root}")
@@ -67,22 +77,55 @@ def list_(session: Session, target: _Target = "@last") -> None:
             format_bytes(generation.bytes),
             str(generation.world),
             " ".join(f"{name}={value:.4g}" for name, value in generation.metrics.items()),
-            generation.name,
+            generation.name + (" (pinned)" if generation.name in pinned else ""),
         ]
         for generation in found
     ]
     session.print(table(["STEP", "SAVED", "SIZE", "RANKS", "METRICS", "GENERATION"], rows, right={0, 2, 3}))
 
 
+def _list_history(session: Session, root: str) -> None:
+    """What was committed and removed, newest first, from ``history.jsonl``."""
+    from pathlib import Path
+
+    from serai.checkpoint.history import read_history
+    from serai.cli.runs import age, table
+    from serai.storage.registry import is_local
+    from serai.units import format_bytes, format_duration
+
+    if not is_local(root):
+        session.note(f"{root} has no history: an object store cannot append to a file")
+        return
+    lines = sorted(read_history(Path(plain_place(root))), key=lambda line: float(line["time"]), reverse=True)
+    if session.json:
+        session.emit_lines(lines)
+        return
+    if not lines:
+        session.note(f"no history in {root}")
+        return
+    rows = [
+        [
+            str(line.get("step")),
+            age(float(line["time"])),
+            str(line["event"]),
+            format_bytes(float(line.get("bytes") or 0)),
+            format_duration(float(line.get("seconds") or 0)) if line["event"] == "committed" else "",
+            str(line["name"]),
+        ]
+        for line in lines
+    ]
+    session.print(table(["STEP", "WHEN", "EVENT", "SIZE", "TOOK", "GENERATION"], rows, right={0, 3, 4}))
+
+
 @app.command("show", cls=Command)
 @command
-def show(session: Session, target: _Target = "@last", step: _Step = None) -> None:
+def show(session: Session, target: Target = "@last", step: Step = None) -> None:
     """Show one checkpoint: its files and tensors."""
     from serai.checkpoint.catalog import Generation, find
     from serai.cli.runs import table
     from serai.units import format_bytes
 
-    storage, folder, manifest = find(_root(session, target), step)
+    storage, folder, manifest = find(checkpoint_root(session, target), step)
     generation = Generation.of(manifest, storage, folder)
     tensors: list[dict[str, Any]] = [
         {"name": name, "dtype": str(tensor.dtype.name), "shape": list(tensor.shape), "rank": tensor.rank}
@@ -109,20 +152,21 @@ def show(session: Session, target: _Target = "@last", step: _Step = None) -> Non
         cells = [[t["name"], t["dtype"], "×".join(map(str, t["shape"])) or "scalar"] for t in tensors]
         return "\n".join([*lines, "", table(["TENSOR", "DTYPE", "SHAPE"], cells)])
 
-    session.emit({**_generation_document(generation), "files": files, "tensors": tensors}, text)
+    session.emit({**generation_document(generation), "files": files, "tensors": tensors}, text)
 
 
 @app.command("verify", cls=Command)
 @command
-def verify(session: Session, target: _Target = "@last", step: _Step = None) -> int:
+def verify(session: Session, target: Target = "@last", step: Step = None) -> int:
     """Read every byte of every checkpoint and compare it with its checksum; exit 1 if one differs."""
     from serai.checkpoint.catalog import verify as verify_root
     from serai.errors import CheckpointNotFound
     from serai.units import format_bandwidth, format_bytes
 
-    root = _root(session, target)
+    root = checkpoint_root(session, target)
     began = time.monotonic()
-    report = verify_root(root, step=step)
+    with Progress(session, "verified") as progress:
+        report = verify_root(root, step=step, progress=progress)
     seconds = time.monotonic() - began
     if not report.generations:
         raise CheckpointNotFound(
@@ -143,7 +187,7 @@ def verify(session: Session, target: _Target = "@last", step: _Step = None) -> i
                 "step": generation.step,
                 "bytes": generation.bytes,
                 "ok": generation.ok,
-                "damage": [_damage_document(damage) for damage in generation.damage],
+                "damage": [damage_document(damage) for damage in generation.damage],
             }
             for generation in report.generations
         ],
@@ -167,45 +211,14 @@ def verify(session: Session, target: _Target = "@last", step: _Step = None) -> i
     return 0 if report.ok else 1
 
 
-def _root(session: Session, target: str) -> str:
-    """The checkpoint root that a run, a folder or a URL stands for; a run's name comes first."""
-    if "://" in target:
-        return target
-    from serai.errors import SpecError
-    from serai.run.job import Job
-    from serai.run.workspace import Workspace
-
-    looks_like_path = os.sep in target or target in (".", "..")
-    try:
-        if looks_like_path and os.path.isdir(target):
-            return os.path.abspath(target)
-        run = Workspace(session.workspace).find(target)
-    except SpecError:
-        if os.path.isdir(target):
-            return os.path.abspath(target)
-        raise
-    return Job.from_document(run.resolved(), folder=run.job_folder(run.state())).checkpoint_root(run.path)
-
-
-def _generation_document(generation: Any) -> dict[str, Any]:
-    return {
-        "step": generation.step,
-        "name": generation.name,
-        "attempt": generation.attempt,
-        "sequence": generation.sequence,
-        "created": generation.created,
-        "bytes": generation.bytes,
-        "world": generation.world,
-        "metrics": dict(generation.metrics),
-        "url": generation.url,
-    }
-
-
-def _damage_document(damage: Any) -> dict[str, Any]:
-    return {
-        "generation": damage.generation,
-        "file": damage.file,
-        "offset": damage.offset,
-        "reason": damage.reason,
-        "tensors": list(damage.tensors),
-    }
+for _name, _function in {
+    "diff": ckpt_diff.main,
+    "copy": ckpt_copy.main,
+    "export": ckpt_export.main,
+    "import": ckpt_import.main,
+    "prune": ckpt_prune.main,
+    "pin": ckpt_pin.pin,
+    "unpin": ckpt_pin.unpin,
+    "head": ckpt_head.main,
+}.items():
+    app.command(_name, cls=Command)(_function)

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any
 
-from serai.checkpoint.catalog import generations, is_pinned
+from serai.checkpoint.catalog import Generation, generations, is_pinned
 from serai.checkpoint.format import (
     DTYPES,
     MANIFEST,
@@ -29,23 +29,35 @@ from serai.checkpoint.policy import Candidate, Keep, retained
 from serai.errors import NotFoundInStorage, SaveFailed, StorageError
 from serai.storage.base import Storage
 
-__all__ = ["build_manifest", "claim_attempt", "commit", "record_name", "retain", "superseded_by"]
+__all__ = [
+    "build_manifest",
+    "claim_attempt",
+    "claimed_attempts",
+    "commit",
+    "record_name",
+    "remove_generation",
+    "retain",
+    "superseded_by",
+    "unfinished",
+]
 
 LATEST = "latest.json"
-HISTORY = "history.jsonl"
 
 
 def claim_attempt(storage: Storage, session: str) -> int:
     """Take the next attempt number, exclusively among all machines that use this root."""
     for _ in range(1000):
-        attempt = max(_attempts(storage), default=0) + 1
+        # A root that was copied without attempts/ still holds generations of earlier attempts.
+        committed = (generation.attempt for generation in generations(storage))
+        attempt = max(*claimed_attempts(storage), *committed, 0, 0) + 1
         note = {"session": session, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
         if storage.put_if_absent(f"attempts/{attempt:06d}", json.dumps(note).encode()):
             return attempt
     raise SaveFailed("could not claim an attempt: others took every number", code="S411", where=storage.url)
 
 
-def _attempts(storage: Storage) -> list[int]:
+def claimed_attempts(storage: Storage) -> list[int]:
+    """The attempt numbers that runs have taken in this root."""
     numbers = []
     for entry in storage.list("attempts/"):
         tail = entry.key.rpartition("/")[2]
@@ -56,7 +68,7 @@ def _attempts(storage: Storage) -> list[int]:
 
 def superseded_by(storage: Storage, attempt: int) -> int | None:
     """A higher attempt than ours, if one was claimed."""
-    highest = max(_attempts(storage), default=0)
+    highest = max(claimed_attempts(storage), default=0)
     return highest if highest > attempt else None
 
 
@@ -202,18 +214,23 @@ def retain(storage: Storage, keep: Keep, newest: Manifest, verified: Any) -> lis
         if not any(verified(g) for g in kept):
             return []
         for generation in doomed:
-            _remove(storage, generation.name)
+            remove_generation(storage, generation.name)
             removed.append(generation.name)
-    committed = {g.name for g in found}
-    for name in storage.list_folders(""):
-        key = _key_of(name)
-        if key is not None and name not in committed and key < newest.key:
-            _remove(storage, name)
-            removed.append(name)
+    for name in unfinished(storage, found, newest.key):
+        remove_generation(storage, name)
+        removed.append(name)
     return removed
 
 
-def _remove(storage: Storage, name: str) -> None:
+def unfinished(storage: Storage, found: list[Generation], newest: tuple[int, int] | None = None) -> list[str]:
+    """Folders of saves older than ``newest`` (of those found) that never became checkpoints."""
+    limit = newest or max((g.key for g in found), default=(0, 0))
+    committed = {g.name for g in found}
+    keys = ((name, _key_of(name)) for name in storage.list_folders("") if name not in committed)
+    return [name for name, key in keys if key is not None and key < limit]
+
+
+def remove_generation(storage: Storage, name: str) -> None:
     """The manifest goes first: a half-removed generation is no checkpoint."""
     try:
         storage.delete(f"{name}/{MANIFEST}")
