@@ -6,9 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +25,22 @@ def private_agents(
     yield folder
     for process in agents(folder):
         os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A root that two processes saved to, made once (it takes seconds), and the whole tensors."""
+    from tests.checkpoint.samples import save_two_ranks
+
+    folder = tmp_path_factory.mktemp("two-ranks-run")
+    folder.chmod(0o700)
+    root = tmp_path_factory.mktemp("two-ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        expected = save_two_ranks(root)
+    for process in agents(folder):
+        os.kill(process.pid, signal.SIGKILL)
+    return root, expected
 
 
 def agents(folder: Path) -> list[psutil.Process]:

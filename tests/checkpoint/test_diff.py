@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.samples import raw, save_two_ranks
+from tests.checkpoint.samples import raw
 
 import serai
 from serai.checkpoint.diff import DiffReport, diff
@@ -111,9 +111,9 @@ def test_damage_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:
         diff(open_stream(tmp_path / "a", None), open_stream(tmp_path / "b", None))
 
 
-def test_two_ranks_are_put_together(tmp_path: Path) -> None:
-    expected = save_two_ranks(tmp_path)
-    stream = open_stream(tmp_path, None)
+def test_two_ranks_are_put_together(two_ranks: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    root, expected = two_ranks
+    stream = open_stream(root, None)
     tensors = select(stream.manifest, None)
     assert {name for name in tensors if "mine" in name} == {"mine.tensor@0", "mine.tensor@1"}
     for name in ("rows", "columns", "whole"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,14 @@ def _buffers(path: Path, weights: dict[str, Any], notes: list[str]) -> dict[str,
 
 def _load(path: Path) -> Any:
     try:
-        try:
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # the old, unzipped format
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says what it thinks of odd pickles, then refuses them
+            try:
+                return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                return torch.load(path, map_location="cpu", weights_only=True)  # the old, unzipped format
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:

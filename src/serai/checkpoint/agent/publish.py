@@ -24,6 +24,7 @@ from serai.checkpoint.format import (
     shard_name,
 )
 from serai.checkpoint.hashing import hex_digest
+from serai.checkpoint.history import append_history
 from serai.checkpoint.layout import Box
 from serai.checkpoint.policy import Candidate, Keep, retained
 from serai.errors import NotFoundInStorage, SaveFailed, StorageError
@@ -215,6 +216,7 @@ def retain(storage: Storage, keep: Keep, newest: Manifest, verified: Any) -> lis
             return []
         for generation in doomed:
             remove_generation(storage, generation.name)
+            append_history(storage, "removed", generation.step, generation.name, generation.bytes, 0.0)
             removed.append(generation.name)
     for name in unfinished(storage, found, newest.key):
         remove_generation(storage, name)

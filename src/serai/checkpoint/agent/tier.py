@@ -21,6 +21,7 @@ from serai.checkpoint.catalog import Generation as Stored
 from serai.checkpoint.catalog import check, read_manifest
 from serai.checkpoint.format import MANIFEST, Manifest, generation_name, shard_name
 from serai.checkpoint.hashing import chunk_spans, hex_digest
+from serai.checkpoint.history import append_history
 from serai.checkpoint.policy import Keep
 from serai.errors import CheckpointCorrupt, NotFoundInStorage, SaveFailed, SeraiError, StorageError
 from serai.storage.base import Storage
@@ -103,6 +104,8 @@ class Tier:
         self._ledger.finish(self.name, generation, State.DONE)
         self._report(Outcome(self.name, generation, time.monotonic() - began))
         if manifest is not None:
+            seconds = time.monotonic() - began
+            append_history(self.storage, "committed", manifest.step, manifest.name, manifest.nbytes, seconds)
             self._retain(manifest)
 
     def _write(self, generation: Generation) -> Manifest | None:
