@@ -121,6 +121,17 @@ def test_an_unknown_machine_names_the_nearest() -> None:
         Cluster.named("h100-80gb", 0)
 
 
+@pytest.mark.parametrize(
+    "value", [3.2e12, "3200", "3200 Gb/s", -1, 0, float("nan"), float("inf"), True, None]
+)
+@pytest.mark.parametrize("field", ["inter_node_gbps", "hbm_gbps", "memory_gb", "pcie_gbps"])
+def test_units_are_checked(field: str, value: object) -> None:
+    with pytest.raises(SpecError, match=field) as caught:
+        Cluster.named("h100-80gb", 2, **{field: value})
+    assert caught.value.code == "S131"
+    assert "10^9" in (caught.value.expected or "")
+
+
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_every_machine_predicts_every_precision(name: str) -> None:
     cluster = Cluster.named(name, 2)

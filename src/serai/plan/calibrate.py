@@ -85,7 +85,11 @@ def measured_from_events(
 
 
 def calibrated_names(runs: Sequence[Measured]) -> tuple[str, str, str]:
-    """Which three constants the runs can tell: compute rate and host time always, and of the rest the one that counts."""
+    """Which three constants the runs can tell: the compute rate always, then the links if there are any.
+
+    Of one process host time and element-wise traffic; of several on one node what they take from one another and the rate between them
+    (start from a profile that single processes calibrated); of several nodes host time and their network.
+    """
     if any(run.cluster.nodes > 1 for run in runs):
         return "gemm", "launch_us", "inter"
     if any(run.cluster.gpus > 1 for run in runs):

@@ -93,13 +93,14 @@ class Cluster:
                 raise SpecError(
                     f"{field} is {value!r}", code="S131", where="cluster", expected="a whole number ≥ 1"
                 )
-        for field in (
-            "inter_node_gbps", "intra_node_gbps", "hbm_gbps", "memory_gb", "pcie_gbps", "host_memory_gb", "host_dram_gbps",
-        ):  # fmt: skip
+        for field, unit in _UNITS.items():
             value = getattr(self, field)
-            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST:
                 raise SpecError(
-                    f"{field} is {value!r}", code="S131", where="cluster", expected="a positive number"
+                    f"{field} is {value!r}",
+                    code="S131",
+                    where=f"cluster.{field}",
+                    expected=f"a number in {unit}, above 0 and below {_MOST:,.0f}",
                 )
 
     @property
@@ -115,6 +116,17 @@ class Cluster:
         """The same cluster with some fields changed."""
         return replace(self, **changes)
 
+
+_UNITS = {
+    "inter_node_gbps": "Gb/s (10^9 bits) a node",
+    "intra_node_gbps": "GB/s (10^9 bytes) a GPU",
+    "hbm_gbps": "GB/s (10^9 bytes)",
+    "memory_gb": "GB (10^9 bytes) a GPU",
+    "pcie_gbps": "GB/s (10^9 bytes) a direction",
+    "host_memory_gb": "GB (10^9 bytes) a node",
+    "host_dram_gbps": "GB/s (10^9 bytes) a node",
+}
+_MOST = 1e6  # whoever writes bits or bytes instead of 10^9 of them lands above it
 
 #: The number in a GPU's name counts GiB (2^30); the driver keeps about one per cent.
 _GIB = 2**30 / 1e9

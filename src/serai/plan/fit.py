@@ -29,8 +29,8 @@ __all__ = [
 #: Standard deviation of log(constant) around its physical guess, for the defaults …
 DEFAULT_PRIOR: dict[str, float] = {
     "gemm": 0.15, "gemm_low": 0.2, "balance": 0.5, "misaligned": 0.3, "attention": 0.3, "passes": 0.4, "launch_us": 0.7,
-    "intra": 0.15, "alpha_us": 0.5, "inter": 0.4, "decay": 0.5, "overlap": 0.3, "tp_exposed": 0.3, "dp_exposed": 0.5,
-    "pp_exposed": 0.5, "step_ms": 0.7, "moe_exposed": 0.3,
+    "intra": 0.15, "alpha_us": 0.5, "inter": 0.4, "decay": 0.5, "overlap": 0.3, "tp_exposed": 0.15, "dp_exposed": 0.25,
+    "pp_exposed": 0.3, "step_ms": 0.7, "moe_exposed": 0.3,
 }  # fmt: skip
 #: … and around the defaults, for one profile.
 PROFILE_PRIOR: dict[str, float] = {
@@ -124,12 +124,13 @@ def thin(rows: Sequence[Row], most: int = 150) -> list[Row]:
 
 
 def fit_defaults(rows: Sequence[Row], start: Constants | None = None) -> Constants:
-    """The constants of a cluster nobody measured: one fit over all timed rows, each profile weighing the same."""
+    """The constants of a cluster nobody measured: one fit over all timed rows, each profile weighing the same
+    (one with fewer than twenty rows less)."""
     timed = [row for row in thin(rows) if row.step_time_s]
     count: dict[str | None, int] = defaultdict(int)
     for row in timed:
         count[row.profile] += 1
-    weights = np.array([10.0 / count[row.profile] for row in timed])
+    weights = np.array([10.0 * min(1.0, count[row.profile] / 20) / count[row.profile] for row in timed])
     return fit(
         lambda k: np.array([log_error(row, k) for row in timed]), weights, start or Constants(), DEFAULT_PRIOR
     )

@@ -34,7 +34,7 @@ class MemoryConstants:
     context_gb: float = 3.0
     fragments: float = 0.05
     grad_bytes: float = 4.0
-    process_gb: float = 0.45
+    process_gb: float = 0.41
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def _class(
     if zero == 3 and ranks > 1:
         # DeepSpeed and FSDP gather at most a block, and of a huge block at most one matrix at a time
         unit = min(layer, max(1e9, model.hidden * model.width / tp))
-        live = (max(1.5 * unit, ends / tp) + unit) * 2.0
-        live = min(live, (dense + experts) * 4.0)
+        live = (max(1.5 * unit, ends / tp) + unit) * size
+        live = min(live, (dense + experts) * 2 * size)
     elif zero >= 1 and ranks > 1:
         live = min((dense + experts) * 2.0, 5e8 * 2.0)  # bucket of the gradient reduction
     terms.append(

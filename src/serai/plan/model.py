@@ -73,6 +73,13 @@ class Model:
                     where=f"model.{field}",
                     expected="a whole number ≥ 1",
                 )
+        if self.heads > self.hidden and self.head_dim is None:
+            raise SpecError(
+                f"{self.heads} heads do not fit a hidden width of {self.hidden}",
+                code="S134",
+                where="model.heads",
+                expected="at most `hidden` heads, or head_dim",
+            )
         for field in ("experts", "top_k", "shared_experts", "dense_layers"):
             if getattr(self, field) is None:
                 object.__setattr__(self, field, 0)

@@ -89,7 +89,7 @@ COORDINATES = (
 )  # fmt: skip
 _REACH = 0.7  # doublings over which a residual is remembered
 _WIDEST = 0.60  # nothing the catalogue holds has been found further off than that
-_UNNAMED = 0.10  # two teams' software at the very same point
+_UNNAMED = 0.08  # two teams' software at the very same point
 
 
 def coordinates(model: Model, cluster: Cluster, layout: Layout) -> dict[str, float]:

@@ -175,7 +175,7 @@ def _offload(
 
     With offload ``all`` the weights are also fetched from the host for every gather, beside the computation.
     """
-    pcie = cluster.pcie_gbps * 1e9 * 0.8
+    pcie = cluster.pcie_gbps * 1e9 * 0.7  # pinned copies in both directions at once
     adam = share * held * cluster.gpus_per_node * 30 / (cluster.host_dram_gbps * 1e9 * 0.6)
     copies = share * held * 4 / pcie
     terms = [
