@@ -102,11 +102,28 @@ def test_calibration_from_a_run(tmp_path: Path) -> None:
     (run / "spec.yaml").write_text(JOB)
     (run / "run.json").write_text(json.dumps({"schema_version": 1, "id": "demo-abc123", "name": "demo", "status": "finished", "created": 1.0, "exit_code": 0, "attempts": 1}))  # fmt: skip
     events = EventWriter(run / "events/rank-00000.jsonl", rank=0, attempt=1)
-    events.write("start", world_size=2)
+    events.write("start", world_size=2, device="cpu")
     for step in range(1, 27):
         events.write("step", step=step, seconds=guess * 3)
     events.close()
+    from serai.run.report_data import collect
+    from serai.run.report_html import render
+    from serai.run.workspace import Run
+
+    before = collect(Run(run))["predicted"]
+    assert (before["calibrated"], before["inside"]) == (False, False)
+    assert before["measured_step_s"] == pytest.approx(guess * 3)
     found = serai("plan", "--calibrate", "demo", "--out", "host.toml", "--json", cwd=tmp_path).json
     assert found["runs"][0]["after_s"] == pytest.approx(guess * 3, rel=0.05)
     after = serai("plan", "demo.yaml", "--profile", "host.toml", "--json", cwd=tmp_path).json["prediction"]
     assert after["step_time_s"] == pytest.approx(guess * 3, rel=0.05)
+    # without --out it becomes the workspace's own, which plans of this host and reports take by themselves
+    serai("plan", "--calibrate", "demo", "--json", cwd=tmp_path)
+    own = serai("plan", "demo.yaml", "--json", cwd=tmp_path).json["prediction"]
+    assert own["step_time_s"] == pytest.approx(guess * 3, rel=0.05)
+    reported = collect(Run(run))["predicted"]
+    assert (reported["calibrated"], reported["inside"]) == (True, True)
+    assert reported["ratio"] == pytest.approx(1, rel=0.05)
+    page = render(collect(Run(run)))
+    assert "Predicted against measured" in page
+    assert "never calibrated" not in page

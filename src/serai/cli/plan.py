@@ -73,8 +73,13 @@ def main(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where --calibrate writes its profile.")
-    ] = Path("profile.toml"),
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Where --calibrate writes; profile.toml of the workspace if not given.",
+        ),
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="The models, machines and profiles it knows.")
     ] = False,
@@ -87,7 +92,7 @@ def main(
         _check(session, published)
         return
     if calibrate:
-        _calibrate(session, calibrate, on, profile, out)
+        _calibrate(session, calibrate, on, profile, out or session.workspace / "profile.toml")
         return
     if target is None:
         raise SpecError(
@@ -101,6 +106,9 @@ def main(
     from serai.plan import search as run_search
 
     model, cluster, layout, given = _inputs(target, on, nodes, overrides or [])
+    own = session.workspace / "profile.toml"
+    if profile is None and cluster.name == "this-host" and own.is_file():
+        profile = str(own)
     found: SearchResult | None = None
     if search or not given:
         found = run_search(

@@ -102,6 +102,7 @@ def predicted_against_measured(
         "steps": len(steps),
         "predicted_memory_gb": p.memory_gb,
         "profile": p.profile,
+        "calibrated": p.calibration.measured,
         "terms": p.time_terms(),
         "warnings": list(p.warnings),
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from serai.events import read_events
+from serai.run.predicted import predicted
 from serai.run.workspace import Run
 
 __all__ = ["STALL_TERMS", "collect"]
@@ -94,6 +95,7 @@ def collect(run: Run, *, ending: Mapping[str, Any] | None = None) -> dict[str, A
             for event in steps
         ],
         "evaluations": [{"step": event["step"], "loss": event["loss"]} for event in evaluations],
+        "predicted": predicted(run.resolved(), start, steps, run.path.parent.parent),
         "time": _time(supervisor, rank_zero, steps, lost_s, checkpoints),
         "checkpoints": checkpoints,
         "attempts": _attempts(supervisor, rank_zero),
