@@ -54,10 +54,12 @@ class Index:
         self.source_rank = rank % max(1, manifest.world_size)
         self.same_world = world_size == manifest.world_size
         self.by_path: dict[Path, TensorEntry] = {}
-        self.by_name = manifest.tensors
-        for entry in manifest.tensors.values():
+        # Trees name a tensor as its rank did; where every rank keeps its own it is stored as NAME@RANK.
+        self.by_name: dict[str, TensorEntry] = {}
+        for name, entry in manifest.tensors.items():
             if entry.rank is None or entry.rank == self.source_rank:
                 self.by_path[entry.path] = entry
+                self.by_name[name if entry.rank is None else name.removesuffix(f"@{entry.rank}")] = entry
         try:
             document = json.loads(values)["values"]
             self.trees = {str(name): self._pick(tree) for name, tree in document.items()}

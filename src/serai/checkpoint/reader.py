@@ -95,7 +95,7 @@ def load_generation(
         return made[entry.name]
 
     def named(name: str) -> Any:
-        entry = manifest.tensors.get(name)
+        entry = index.by_name.get(name)
         if entry is None:
             raise CheckpointCorrupt(f"the stored values refer to the tensor {name!r}, which is not there")
         return make(entry)
