@@ -264,7 +264,8 @@ class LocalStorage(Storage):
         """The descriptor and size of one object; a later ``put`` does not change what it shows."""
         path = self._existing(key)
         with self._errors(key, "read"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK the opening of a named pipe would wait for a writer for ever.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
