@@ -39,19 +39,23 @@ def load(
     if step is not None:
         storage, folder, manifest = find(storage, step)
         return load_generation(storage, folder, manifest, wanted, rank)
-    found: list[tuple[str, Manifest]] = []
-    damaged: list[Damage] = []
-    for folder, entry in scan(storage):
-        if isinstance(entry, Manifest):
-            found.append((folder, entry))
-        else:
-            damaged.append(entry)
-    reasons = [str(damage) for damage in damaged]
-    for folder, manifest in sorted(found, key=lambda pair: pair[1].key, reverse=True):
+    failed: dict[tuple[str, tuple[int, int]], str] = {}
+    # Looked at anew after every failure: retention of a live run may have removed what was listed.
+    while True:
+        entries = list(scan(storage))
+        reasons = [str(entry) for _, entry in entries if isinstance(entry, Damage)] + [*failed.values()]
+        left = [
+            (folder, entry)
+            for folder, entry in entries
+            if isinstance(entry, Manifest) and (folder, entry.key) not in failed
+        ]
+        if not left:
+            break
+        folder, manifest = max(left, key=lambda pair: pair[1].key)
         try:
             result = load_generation(storage, folder, manifest, wanted, rank)
         except (CheckpointCorrupt, StorageError) as error:
-            reasons.append(error.message)
+            failed[folder, manifest.key] = error.message
             continue
         _warn_skipped(reasons, manifest.step)
         return result

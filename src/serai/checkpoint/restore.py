@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +21,13 @@ from serai.checkpoint.format import Manifest
 from serai.checkpoint.memory import Mapping
 from serai.checkpoint.ranks import Ranks
 from serai.checkpoint.source import MemorySource, Source, StorageSource, fill, verify_chunks
-from serai.errors import CheckpointCorrupt, CheckpointNotFound, SeraiError, StateMismatch
+from serai.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, SeraiError, StateMismatch
 from serai.storage.base import Storage
 
 __all__ = ["Restored", "Skipped", "restore"]
 
 Key = tuple[int, int]
+_Place = tuple[Key, str, str]  # generation, tier, folder
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class _Offer:
     step: int
     tier: str
     open: Callable[[], Source]
+    folder: str = ""
+
+    @property
+    def place(self) -> _Place:
+        return self.key, self.tier, self.folder
 
 
 @dataclass(frozen=True)
@@ -101,42 +107,69 @@ def restore(
     not there; ``StateMismatch`` when names, shapes or dtypes differ. The state is then untouched.
     """
     began = time.perf_counter()
-    offers, damaged = _collect(agent, storages, step, rank=ranks.rank)
-    skipped: list[Skipped] = [Skipped(None, tier, str(damage)) for tier, damage in damaged]
-    for key, tier in _agree(ranks, offers):
-        offer = next(o for o in offers if o.key == key and o.tier == tier)
+    skipped: list[Skipped] = []
+    torn = False
+    tried: set[_Place] = set()
+    # Looked at anew after every failure: retention of a live run may have removed what was listed, and
+    # then there is something newer.
+    while True:
+        offers, damaged = _survey(ranks, agent, storages, step)
+        place = next((p for p in _agree(ranks, offers) if p not in tried), None)
+        if place is None:
+            break
+        tried.add(place)
+        offer = next(o for o in offers if o.place == place)
         outcome = _try(state, offer, ranks, strict, pool)
         if isinstance(outcome, Skipped):
             skipped.append(outcome)
             if ranks.first:
                 warnings.warn(
-                    f"checkpoint of step {outcome.step} ({tier}) is passed over: {outcome.reason}",
+                    f"checkpoint of step {outcome.step} ({offer.tier}) is passed over: {outcome.reason}",
                     stacklevel=4,
                 )
             continue
         source, binding, nbytes = outcome
-        try:
-            fill(source, binding.copies, pool)
-            binding.finish()
-        finally:
-            source.close()
-        _confirm(ranks, None)
+        trouble = _fill(source, binding, ranks, pool)
+        if trouble is not None:
+            torn = True
+            skipped.append(Skipped(offer.step, offer.tier, trouble))
+            continue
+        skipped = damaged + skipped
         _tell(skipped, ranks, offer.step)
         return Restored(
             step=offer.step,
-            tier=tier,
+            tier=offer.tier,
             generation=source.manifest.name,
             seconds=time.perf_counter() - began,
             bytes=nbytes,
             skipped=tuple(skipped),
             metrics=dict(source.manifest.metrics),
         )
-    _nothing(ranks, skipped, step, [storage.url for _, storage in storages])
+    _nothing(ranks, damaged + skipped, step, [storage.url for _, storage in storages], torn=torn)
     return None
 
 
+def _survey(
+    ranks: Ranks, agent: AgentClient | None, storages: Sequence[tuple[str, Storage]], step: int | None
+) -> tuple[list[_Offer], list[Skipped]]:
+    """What this rank could read. A rank that cannot even look fails all of them, not only itself."""
+    offers: list[_Offer] = []
+    damaged: list[tuple[str, Damage]] = []
+    problem: Exception | None = None
+    try:
+        offers, damaged = _collect(agent, storages, step)
+    except (SeraiError, OSError) as error:
+        problem = error
+    for rank, trouble in enumerate(ranks.gather(None if problem is None else str(problem))):
+        if problem is not None:
+            raise problem
+        if trouble is not None:
+            raise CheckpointError(f"rank {rank} cannot look for checkpoints: {trouble}")
+    return offers, [Skipped(None, tier, str(damage)) for tier, damage in damaged]
+
+
 def _collect(
-    agent: AgentClient | None, storages: Sequence[tuple[str, Storage]], step: int | None, rank: int
+    agent: AgentClient | None, storages: Sequence[tuple[str, Storage]], step: int | None
 ) -> tuple[list[_Offer], list[tuple[str, Damage]]]:
     offers: list[_Offer] = []
     damaged: list[tuple[str, Damage]] = []
@@ -151,7 +184,7 @@ def _collect(
                 damaged.append((tier, entry))
             elif step in (None, entry.step):
                 offers.append(
-                    _Offer(entry.key, entry.step, tier, _storage_opener(storage, folder, entry, tier))
+                    _Offer(entry.key, entry.step, tier, _storage_opener(storage, folder, entry, tier), folder)
                 )
     return offers, damaged
 
@@ -195,12 +228,14 @@ def open_memory(agent: AgentClient, key: Key) -> Source:
             os.close(fd)
 
 
-def _agree(ranks: Ranks, offers: list[_Offer]) -> Iterator[tuple[Key, str]]:
-    """Generations that every rank can reach, newest first and nearest tier first."""
-    mine = {(offer.key, offer.tier) for offer in offers}
-    everyone = ranks.gather(mine)
+def _agree(ranks: Ranks, offers: list[_Offer]) -> list[_Place]:
+    """What every rank can reach, newest first and nearest tier first.
+
+    Two folders may hold one manifest (a copy, a file put into the wrong place): each is a place.
+    """
+    everyone = ranks.gather({offer.place for offer in offers})
     common = set.intersection(*everyone)
-    yield from sorted(common, key=lambda item: (item[0], -_TIERS.index(item[1])), reverse=True)
+    return sorted(common, key=lambda place: (place[0], -_TIERS.index(place[1]), place[2]), reverse=True)
 
 
 def _try(
@@ -242,8 +277,28 @@ def _try(
     return Skipped(offer.step, offer.tier, reason)
 
 
-def _confirm(ranks: Ranks, problem: str | None) -> None:
-    ranks.gather(problem)
+def _fill(source: Source, binding: Binding, ranks: Ranks, pool: ThreadPoolExecutor) -> str | None:
+    """Fill live tensors on every rank; what went wrong on any of them.
+
+    Everything verified a moment ago, so only bytes that changed since can fail here. Then the next
+    generation is filled in over it.
+    """
+    problem: str | None = None
+    try:
+        fill(source, binding.copies, pool)
+    except (SeraiError, OSError) as error:
+        problem = getattr(error, "message", None) or str(error)
+    found = [(rank, trouble) for rank, trouble in enumerate(ranks.gather(problem)) if trouble is not None]
+    try:
+        if not found:
+            binding.finish()
+    finally:
+        source.close()
+    if not found:
+        ranks.gather(None)  # nobody goes on before everybody is done
+        return None
+    rank, trouble = found[0]
+    return f"it changed while it was read: {trouble}" if rank == ranks.rank else f"rank {rank}: {trouble}"
 
 
 def _tell(skipped: list[Skipped], ranks: Ranks, step: int) -> None:
@@ -256,14 +311,16 @@ def _tell(skipped: list[Skipped], ranks: Ranks, step: int) -> None:
         )
 
 
-def _nothing(ranks: Ranks, skipped: list[Skipped], step: int | None, urls: list[str]) -> None:
+def _nothing(ranks: Ranks, skipped: list[Skipped], step: int | None, urls: list[str], *, torn: bool) -> None:
     place = urls[-1] if urls else "memory"
     reasons = [s for group in ranks.gather(skipped) for s in group]
     unique = list(dict.fromkeys(s.reason for s in reasons))
     if unique:
         which = "no checkpoint" if step is None else f"the checkpoint of step {step}, or none of them,"
         raise CheckpointCorrupt(
-            f"{which} verifies in {place}: " + "; ".join(unique[:5]),
+            f"{which} verifies in {place}: "
+            + "; ".join(unique[:5])
+            + ("; the state is partly overwritten: build it anew before training goes on" if torn else ""),
             where=place,
             expected="at least one generation whose bytes match their checksums",
             next_step=f"serai ckpt verify {place}",
