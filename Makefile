@@ -38,7 +38,8 @@ format: setup  ## Let ruff format and fix
 bench: setup  ## Measure saving and storage on this machine
 	@$(BIN)/python scripts/bench.py
 
-faults: setup  ## Rehearse failures on the demo's model: kill, stop, kill again, compare the losses
+faults: setup  ## Torment the checkpoint engine: crashes, damage, full disks, kills (minutes); then rehearse on the demo's model
+	@$(BIN)/python -m benchmarks.faults --markdown benchmarks/results/faults.md
 	@$(BIN)/serai --workspace demo drill examples/drill.yaml
 
 lock: setup  ## Write requirements/dev.lock anew from what is installed in .venv

@@ -1,0 +1,1 @@
+"""Programs that measure and torment serai; run from the checkout, never installed."""
