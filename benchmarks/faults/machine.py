@@ -49,6 +49,10 @@ class _Watched(Agent):
     """Tells of every commit at the moment it returned, before retention goes on."""
 
     committed: Callable[[Key], None] = staticmethod(lambda key: None)
+    leave = False
+
+    def _should_exit(self) -> bool:
+        return self.leave or super()._should_exit()
 
     def _on_outcome(self, outcome: Outcome) -> None:
         if outcome.error is None and outcome.tier == "durable" and not outcome.skipped:
@@ -89,13 +93,13 @@ def agent_in_thread(
     finally:
         agent.stop()
         agent._ledger.end_session()
-        thread.join(0.1)
+        agent.leave = True
+        thread.join(5)
         for tier in agent._tiers:
             tier.stop()
         limit = time.monotonic() + _LEAVE_S
         while time.monotonic() < limit and not all(tier.idle for tier in agent._tiers):
             time.sleep(0.001)
-        thread.join(1)
         for tier in agent._tiers:
             tier._thread.join(5)
         for slot in list(agent._ledger.pool._slots.values()):

@@ -137,22 +137,32 @@ class Recorder:
         if place is None:
             return int(self._real["write"](descriptor, data))
         with self._lock:
-            offset = os.lseek(descriptor, 0, os.SEEK_CUR)
-            return self._wrote(place, offset, data, lambda: self._real["write"](descriptor, data))
+            return self._wrote(
+                place,
+                lambda count: os.lseek(descriptor, 0, os.SEEK_CUR) - count,  # appending moves it first
+                data,
+                lambda: self._real["write"](descriptor, data),
+            )
 
     def _os_pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         place = self._open.get(descriptor)
         if place is None:
             return int(self._real["pwrite"](descriptor, data, offset))
         with self._lock:
-            return self._wrote(place, offset, data, lambda: self._real["pwrite"](descriptor, data, offset))
+            return self._wrote(
+                place,
+                lambda count: offset,
+                data,
+                lambda: self._real["pwrite"](descriptor, data, offset),
+            )
 
-    def _wrote(self, place: tuple[str, int], offset: int, data: Any, act: Callable[[], int]) -> int:
+    def _wrote(
+        self, place: tuple[str, int], offset: Callable[[int], int], data: Any, act: Callable[[], int]
+    ) -> int:
         self._strike("write", place[0])
         count = int(act())
-        self.calls.append(
-            Call("write", place[0], inode=place[1], offset=offset, data=bytes(memoryview(data)[:count]))
-        )
+        written = bytes(memoryview(data)[:count])
+        self.calls.append(Call("write", place[0], inode=place[1], offset=offset(count), data=written))
         return count
 
     def _os_ftruncate(self, descriptor: int, size: int) -> None:
