@@ -304,7 +304,7 @@ def _text(session: Session, p: Prediction, found: SearchResult | None, tokens: f
     top = sorted(gains.items(), key=lambda item: -item[1])[:3]
     rows = [
         ("layout", layout_text(p)),
-        ("memory", f"{fits}: {p.memory_gb:.1f} of {p.cluster.memory_gb:g} GB a GPU"),
+        ("memory", f"{fits}: {p.memory_gb:.1f} of {p.cluster.memory_gb:.4g} GB a GPU"),
         ("step", f"{format_duration(p.step_time_s)}  (80 %: {format_duration(low)} to {format_duration(high)})"),
         ("speed", f"{p.tokens_per_s:,.0f} tokens/s, {p.tokens_per_s_per_gpu:,.0f} a GPU"),
         ("use", f"MFU {p.mfu:.1%}, HFU {p.hfu:.1%}; {p.tflops_per_gpu:.0f} model TFLOPs a GPU"),

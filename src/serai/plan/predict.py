@@ -202,12 +202,12 @@ def _warnings(
     if memory > cluster.memory_gb:
         most = max(worst, key=lambda term: term.bytes)
         said.append(
-            f"does not fit: {memory:.1f} GB of {cluster.memory_gb:g} GB a GPU; most is {most.name} with {most.bytes / 1e9:.1f} GB"
+            f"does not fit: {memory:.1f} GB of {cluster.memory_gb:.4g} GB a GPU; most is {most.name} with {most.bytes / 1e9:.1f} GB"
         )
     elif memory > 0.92 * cluster.memory_gb:
-        said.append(f"tight: {memory:.1f} GB of {cluster.memory_gb:g} GB a GPU")
+        said.append(f"tight: {memory:.1f} GB of {cluster.memory_gb:.4g} GB a GPU")
     if host > cluster.host_memory_gb:
-        said.append(f"does not fit: {host:.0f} GB of host memory of {cluster.host_memory_gb:g} GB a node")
+        said.append(f"does not fit: {host:.0f} GB of host memory of {cluster.host_memory_gb:.4g} GB a node")
     if layout.family in ("fp8", "fp4") and layout.family not in cluster.gpu.tflops:
         said.append(f"{cluster.gpu.name} has no {layout.precision} units: computed at the next wider rate")
     if layout.tp > 1 and (model.heads % layout.tp or model.width % layout.tp):

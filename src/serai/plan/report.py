@@ -119,7 +119,7 @@ def _summary(p: Prediction) -> str:
         ("fits", "yes" if p.fits else "no"),
         ("step", f"{format_duration(p.step_time_s)} (80 %: {format_duration(low)} – {format_duration(high)})"),
         ("tokens/s", f"{p.tokens_per_s:,.0f} ({p.tokens_per_s_per_gpu:,.0f} a GPU)"),
-        ("memory", f"{p.memory_gb:.1f} GB of {p.cluster.memory_gb:g} GB a GPU"),
+        ("memory", f"{p.memory_gb:.1f} GB of {p.cluster.memory_gb:.4g} GB a GPU"),
         ("MFU, HFU", f"{p.mfu:.1%}, {p.hfu:.1%} of the data-sheet peak for {p.layout.precision}"),
         ("TFLOPs a GPU", f"{p.tflops_per_gpu:.1f} model, {p.tflops('causal'):.1f} causal, {p.tflops('hardware'):.1f} with a recomputed forward"),
         ("formula", p.flops_formula),

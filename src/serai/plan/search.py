@@ -173,7 +173,7 @@ def _reason(one: Prediction, winner: Prediction | None) -> str:
     if not one.fits:
         most = max(one.memory_terms().items(), key=lambda item: item[1])
         return (
-            f"does not fit: {one.memory_gb:.0f} of {one.cluster.memory_gb:g} GB, {most[0]} {most[1]:.0f} GB"
+            f"does not fit: {one.memory_gb:.0f} of {one.cluster.memory_gb:.4g} GB, {most[0]} {most[1]:.0f} GB"
         )
     if winner is None:
         return "slower: nothing to compare with"
