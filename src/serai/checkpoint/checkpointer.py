@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 
 import serai
 from serai.checkpoint.agent.client import AgentClient, AgentFailed, canonical_root, ensure_agent
@@ -33,21 +34,27 @@ from serai.checkpoint.planning import SavePlan, fingerprint, make_plan
 from serai.checkpoint.policy import Keep
 from serai.checkpoint.ranks import Ranks
 from serai.checkpoint.restore import Restored, restore
-from serai.checkpoint.snapshot import fill_slot, probe_replicas
-from serai.checkpoint.state import Leaf, flatten, python_version
+from serai.checkpoint.snapshot import fill_slot, fill_window, probe_replicas
+from serai.checkpoint.state import Flat, Leaf, flatten, python_version
 from serai.context import current_run
-from serai.errors import CheckpointError, EnvironmentFault, SaveFailed, SeraiError, SpecError
+from serai.errors import CheckpointError, EnvironmentFault, SaveFailed, SeraiError, SpecError, StorageError
 from serai.storage.registry import is_local, open_storage
+from serai.units import format_bytes
 
 __all__ = ["Checkpointer", "Durable", "Restored", "SaveHandle"]
 
 log = logging.getLogger("serai.checkpoint")
 
 LEASE_TIMEOUT_S = 60.0
+STREAM_TIMEOUT_S = 600.0
 _SLACK = 1 << 20
 _BYE_S = 30.0
+_NOTICE_S = 0.5
+_PING_S = 0.2
+_ANSWER_S = 10.0
 
 OnError = Literal["warn", "pause", "raise"]
+Hear = Callable[[dict[str, Any], list[int]], None]
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,14 @@ class Checkpointer:
         self._newest_durable: Durable | None = None
         self._failure: SeraiError | None = None
         self._warned: set[str] = set()
+        self._warned_once: set[str] = set()
         self._sequence = 0
         self._plan: SavePlan | None = None
         self._plan_known_to_agent: str | None = None
         self._slots: dict[int, Mapping] = {}
         self._closed = False
         self._replaced = False
+        self._silent = False
         self._session = ""
         self._attempt = 0
         self._members: list[int] = [0]
@@ -158,12 +167,10 @@ class Checkpointer:
             self._handles[sequence] = handle
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         try:
-            slot, mapping, waited = self._lease(sequence, plan.total)
-            handle.stall.back_pressure = waited
-            fill_slot(plan, flat.leaves, mapping, self._pool, self._threads)
-            self._seal(handle, slot, plan, flat.leaves, flat.trees, numbers)
-            handle.arrive("memory")
-        except (AgentFailed, SaveFailed) as error:
+            self._save(handle, plan, flat, numbers)
+        except AgentFailed as error:
+            self._again(handle, plan, flat, numbers, error)
+        except (SaveFailed, StorageError) as error:
             self._fail(handle, error)
         handle.stall.call = time.perf_counter() - began - handle.stall.back_pressure
         self._forget_old_handles()
@@ -314,7 +321,12 @@ class Checkpointer:
     def _live_agent(self) -> AgentClient:
         """The agent; a new one when the old one died. What only its memory held is then lost."""
         if self._agent is not None and self._agent.alive:
+            if self._silent:
+                # It did not answer before: training does not wait for it again until it does.
+                self._agent.ask("ping", timeout=_PING_S)
+                self._silent = False
             return self._agent
+        self._silent = False
         self._slots.clear()
         self._plan_known_to_agent = None
         client = self._reach()
@@ -323,7 +335,7 @@ class Checkpointer:
         self._agent = client
         with self._lock:
             for handle in self._handles.values():
-                if not handle.settled:
+                if handle.done("memory") and not handle.settled:
                     handle.fail(
                         SaveFailed(f"the agent died before step {handle.step} was durable", code="S417")
                     )
@@ -350,36 +362,119 @@ class Checkpointer:
         """By how many ranks the bytes of a replicated state are divided."""
         return 1 if any(leaf.holders is not None for leaf in leaves) else self._ranks.world_size
 
-    def _lease(self, sequence: int, size: int) -> tuple[int, Mapping, float]:
+    def _save(self, handle: SaveHandle, plan: SavePlan, flat: Flat, metrics: dict[str, float]) -> None:
+        if not self._save_in_memory(handle, plan, flat, metrics):
+            self._save_streaming(handle, plan, flat, metrics)
+
+    def _again(
+        self, handle: SaveHandle, plan: SavePlan, flat: Flat, metrics: dict[str, float], error: AgentFailed
+    ) -> None:
+        """The agent failed in the middle: a dead one is replaced at once, a silent one is left alone."""
+        agent = self._agent
+        if agent is not None and not agent.wait_for_end(_NOTICE_S):
+            self._silent = True
+            self._fail(handle, error)
+            return
+        try:
+            self._save(handle, plan, flat, metrics)
+        except SeraiError as second:
+            self._fail(handle, second)
+
+    def _save_in_memory(
+        self, handle: SaveHandle, plan: SavePlan, flat: Flat, metrics: dict[str, float]
+    ) -> bool:
+        """Copy into a slot and seal it; ``False`` when no slot fits into memory."""
         began = time.perf_counter()
-        agent = self._live_agent()
-        answer, fds = agent.ask_with_fds(
-            "lease",
-            sequence=sequence,
-            size=size,
-            known=list(self._slots),
-            patience=LEASE_TIMEOUT_S,
-            timeout=LEASE_TIMEOUT_S + 5,
-        )
+        deadline = began + LEASE_TIMEOUT_S
+        while True:
+            answer, fds = self._live_agent().ask_with_fds(
+                "lease",
+                sequence=handle.sequence,
+                size=plan.total,
+                known=list(self._slots),
+                patience=1.0,
+                timeout=_ANSWER_S,
+            )
+            if answer.get("reason") != "busy" or time.perf_counter() > deadline:
+                break
         try:
             number = answer["slot"]
+            if number is None and answer["reason"] == "memory":
+                self._warn_streaming(plan.total, answer["bound"])
+                return False
             if number is None:
-                raise _no_slot(answer, size)
+                raise SaveFailed(
+                    f"no slot came free within {LEASE_TIMEOUT_S:.0f} s: earlier saves are still being written",
+                    code="S419",
+                    next_step="look at the storage's speed: serai ckpt ls",
+                )
             if number not in self._slots:
                 self._slots[number] = Mapping(fds[0], answer["size"])
         finally:
             for fd in fds:
                 os.close(fd)
-        return number, self._slots[number], time.perf_counter() - began
+        for gone in self._slots.keys() - set(answer["alive"]):
+            self._slots.pop(gone).close()
+        handle.stall.back_pressure = time.perf_counter() - began
+        fill_slot(plan, flat.leaves, self._slots[number], self._pool, self._threads)
+        self._seal(handle, number, plan, flat, metrics)
+        handle.arrive("memory")
+        return True
+
+    def _save_streaming(
+        self, handle: SaveHandle, plan: SavePlan, flat: Flat, metrics: dict[str, float]
+    ) -> None:
+        """Copy through a small window while the agent writes: slow, but within any memory."""
+        agent = self._live_agent()
+        answer, fds = agent.ask_with_fds("stream", sequence=handle.sequence, step=handle.step)
+        try:
+            window = Mapping(fds[0], answer["size"])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        try:
+            for file in plan.files:
+                for offset in range(0, file.size, window.size):
+                    count = min(window.size, file.size - offset)
+                    start = file.offset + offset
+                    fill_window(plan, flat.leaves, window, start, start + count, self._pool, self._threads)
+                    last = offset + count == file.size
+                    agent.ask(
+                        "window",
+                        kind=file.kind,
+                        size=file.size,
+                        count=count,
+                        last=last,
+                        timeout=STREAM_TIMEOUT_S,
+                    )
+        except CheckpointError as error:
+            if isinstance(error, AgentFailed):
+                raise
+            raise SaveFailed(
+                error.message, code=error.code, where=error.where, next_step=error.next_step
+            ) from error
+        finally:
+            window.close()
+        self._seal(handle, None, plan, flat, metrics)
+
+    def _warn_streaming(self, size: int, bound: str) -> None:
+        if "streaming" not in self._warned_once:
+            self._warned_once.add("streaming")
+            warnings.warn(
+                f"one snapshot of {format_bytes(size)} does not fit into {bound}: saves go through a small window "
+                "and last as long as the storage takes",
+                stacklevel=5,
+            )
+
+    def _adopt_slot(self, number: int, size: int, fd: int) -> None:
+        """Map a slot before it is needed, so that the first save does not pay for its page tables."""
+        mapping = Mapping(fd, size)
+        mapping.populate()
+        if self._slots.setdefault(number, mapping) is not mapping:
+            mapping.close()
 
     def _seal(
-        self,
-        handle: SaveHandle,
-        slot: int,
-        plan: SavePlan,
-        leaves: list[Leaf],
-        trees: dict[str, Any],
-        metrics: dict[str, float],
+        self, handle: SaveHandle, slot: int | None, plan: SavePlan, flat: Flat, metrics: dict[str, float]
     ) -> None:
         agent = self._live_agent()
         table = None if self._plan_known_to_agent == plan.identity else plan.table
@@ -388,10 +483,11 @@ class Checkpointer:
             sequence=handle.sequence,
             step=handle.step,
             slot=slot,
-            total=plan.total,
+            files=[{"kind": f.kind, "offset": f.offset, "size": f.size} for f in plan.files],
             plan=plan.identity,
-            trees=trees,
-            probes=probe_replicas(plan, leaves, handle.sequence),
+            table=table,
+            trees=flat.trees,
+            probes=probe_replicas(plan, flat.leaves, handle.sequence),
             metrics=metrics,
             software={
                 "serai": serai.__version__,
@@ -399,7 +495,6 @@ class Checkpointer:
                 "python": python_version(),
             },
             protected=bool(self.keep.every and handle.step % self.keep.every == 0),
-            table=table,
         )
         self._plan_known_to_agent = plan.identity
 
@@ -439,7 +534,10 @@ class Checkpointer:
 
     # Hearing
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["event"] == "slot":
+            self._adopt_slot(message["slot"], message["size"], fds[0])
+            return
         if message["attempt"] != self._attempt:
             return
         sequence = message["sequence"]
@@ -499,14 +597,18 @@ def _abandon(pool: ThreadPoolExecutor, agent: AgentClient | None) -> None:
         agent.close()
 
 
-def _weakly(hear: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+def _weakly(hear: Hear) -> Hear:
     """The listening thread must not keep a forgotten Checkpointer, and with it a session, alive."""
     reference = weakref.WeakMethod(hear)
 
-    def call(message: dict[str, Any]) -> None:
+    def call(message: dict[str, Any], fds: list[int]) -> None:
         method = reference()
-        if method is not None:
-            method(message)
+        try:
+            if method is not None:
+                method(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     return call
 
@@ -550,23 +652,13 @@ def _expected_bytes(state: MutableMapping[str, Any], leaves: list[Leaf]) -> int:
     for value in state.values():
         if isinstance(value, torch.optim.Optimizer) and not value.state:
             for group in value.param_groups:
-                total += sum(2 * p.numel() * p.element_size() + 64 for p in group["params"])
+                total += sum(2 * _local_bytes(p) + 64 for p in group["params"])
     return total
 
 
-def _no_slot(answer: dict[str, Any], size: int) -> SaveFailed:
-    if answer["reason"] == "memory":
-        return SaveFailed(
-            f"no memory for one snapshot of {size} bytes: {answer['bound']} is too small",
-            code="S419",
-            expected="room for one copy of the state beside the training itself",
-            next_step="free memory, or spread the state over more nodes",
-        )
-    return SaveFailed(
-        f"no slot came free within {LEASE_TIMEOUT_S:.0f} s: earlier saves are still being written",
-        code="S419",
-        next_step="look at the storage's speed: serai ckpt ls",
-    )
+def _local_bytes(parameter: torch.Tensor) -> int:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.numel() * local.element_size()
 
 
 def _background_error(message: dict[str, Any]) -> SeraiError:

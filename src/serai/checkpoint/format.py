@@ -101,8 +101,9 @@ def generation_name(step: int, attempt: int, sequence: int) -> str:
     return f"step-{step:08d}-{attempt:04d}-{sequence:06d}"
 
 
-def shard_name(rank: int, world_size: int) -> str:
-    return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
+def shard_name(rank: int, world_size: int, kind: str = "shard") -> str:
+    """``kind`` is ``shard``, or ``frozen`` for parameters that do not train."""
+    return f"{kind}-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def pack_header(pieces: Iterable[tuple[str, DType, tuple[int, ...], int]]) -> bytes:

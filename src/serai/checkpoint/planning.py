@@ -11,25 +11,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serai.checkpoint.format import pack_header
+from serai.checkpoint.format import ALIGNMENT, pack_header
 from serai.checkpoint.hashing import hex_digest
 from serai.checkpoint.layout import Box, Shared, assign
 from serai.checkpoint.ranks import Ranks
 from serai.checkpoint.state import Kind, Leaf
 
-__all__ = ["PlannedPiece", "SavePlan", "fingerprint", "make_plan"]
+__all__ = ["PlannedFile", "PlannedPiece", "SavePlan", "fingerprint", "make_plan"]
 
 Signature = tuple[Any, ...]
+
+# Fewer frozen bytes than this are not worth a file of their own.
+FROZEN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class PlannedPiece:
-    """One piece this rank writes: part ``box`` of leaf number ``leaf``, at byte ``start`` of the shard."""
+    """One piece this rank writes: part ``box`` of leaf number ``leaf``.
+
+    ``start`` is its place in file number ``file`` of this rank, ``slot`` its place in the slot.
+    """
 
     leaf: int
     box: Box
+    file: int
     start: int
+    slot: int
     nbytes: int
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file this rank writes: its header and where the whole file lies in the slot."""
+
+    kind: str
+    header: bytes
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -37,16 +55,16 @@ class SavePlan:
     """What one rank writes at each save of one shape of state.
 
     Attributes:
-        header: the bytes of the shard before the data.
-        pieces: in file order, end to end.
-        total: size of the shard in bytes.
+        files: the shard, and a file of its own for frozen parameters, which need not be written twice.
+        pieces: in the order of their place in the slot.
+        total: bytes of the slot that are used.
         table: what the agent needs to describe the pieces in the manifest, as JSON.
         probes: ``(leaf number, hash of its name)`` of every tensor that other ranks also hold.
     """
 
     identity: str
     signature: Signature
-    header: bytes
+    files: tuple[PlannedFile, ...]
     pieces: tuple[PlannedPiece, ...]
     total: int
     table: list[dict[str, Any]]
@@ -82,32 +100,28 @@ def make_plan(leaves: Sequence[Leaf], ranks: Ranks, signature: Signature) -> Sav
     parts = [(by_name[name], box) for name, box in assign(shared, ranks.rank)]
     parts += [(number, leaves[number].box) for number in own]
     parts = [part for part in parts if part[1].count or not leaves[part[0]].box.count]
-    parts.sort(key=lambda part: (-leaves[part[0]].dtype.itemsize, part[0], part[1]))
     local_suffix = f"@{ranks.rank}" if ranks.world_size > 1 else ""
-    position = 0
-    placed: list[tuple[int, Box, str, int, int]] = []
-    for number, box in parts:
-        leaf = leaves[number]
-        nbytes = box.count * leaf.dtype.itemsize
-        name = leaf.name + (local_suffix if holders[number] is None else "")
-        placed.append((number, box, name, position, nbytes))
-        position += nbytes
-    header = pack_header(
-        (_piece_name(name, leaves[number], box), leaves[number].dtype, box.lengths, nbytes)
-        for number, box, name, _, nbytes in placed
-    )
-    start = len(header)
-    pieces = tuple(PlannedPiece(number, box, start + at, nbytes) for number, box, _, at, nbytes in placed)
-    table = [
-        _table_row(
-            leaves[number],
-            name,
-            box,
-            start + at,
-            ranks.rank if holders[number] is None and local_suffix else None,
+    files: list[PlannedFile] = []
+    pieces: list[PlannedPiece] = []
+    table: list[dict[str, Any]] = []
+    offset = 0
+    for kind, members in _by_file(parts, leaves):
+        names = [
+            leaves[number].name + (local_suffix if holders[number] is None else "") for number, _ in members
+        ]
+        sizes = [box.count * leaves[number].dtype.itemsize for number, box in members]
+        header = pack_header(
+            (_piece_name(name, leaves[number], box), leaves[number].dtype, box.lengths, nbytes)
+            for (number, box), name, nbytes in zip(members, names, sizes, strict=True)
         )
-        for number, box, name, at, _ in placed
-    ]
+        start = len(header)
+        for (number, box), name, nbytes in zip(members, names, sizes, strict=True):
+            pieces.append(PlannedPiece(number, box, len(files), start, offset + start, nbytes))
+            own_rank = ranks.rank if holders[number] is None and local_suffix else None
+            table.append(_table_row(leaves[number], name, box, len(files), start, own_rank))
+            start += nbytes
+        files.append(PlannedFile(kind, header, offset, start))
+        offset += -(-start // ALIGNMENT) * ALIGNMENT
     probes = tuple(
         (number, zlib.crc32(leaf.name.encode("utf-8", "surrogatepass")))
         for number, leaf in enumerate(leaves)
@@ -116,8 +130,20 @@ def make_plan(leaves: Sequence[Leaf], ranks: Ranks, signature: Signature) -> Sav
         and len(group) > 1
         and leaf.nbytes
     )
-    identity = hex_digest(header + repr(ranks.rank).encode() + repr(table).encode())
-    return SavePlan(identity, signature, header, pieces, start + position, table, probes)
+    headers = b"".join(file.header for file in files)
+    identity = hex_digest(
+        headers + repr((ranks.rank, ranks.world_size, table)).encode("utf-8", "surrogatepass")
+    )
+    return SavePlan(identity, signature, tuple(files), tuple(pieces), offset, table, probes)
+
+
+def _by_file(parts: list[tuple[int, Box]], leaves: Sequence[Leaf]) -> list[tuple[str, list[tuple[int, Box]]]]:
+    """The parts of each file, large elements first so that every piece is aligned to its own."""
+    parts.sort(key=lambda part: (-leaves[part[0]].dtype.itemsize, part[0], part[1]))
+    frozen = [part for part in parts if leaves[part[0]].frozen]
+    if sum(box.count * leaves[number].dtype.itemsize for number, box in frozen) < FROZEN_BYTES:
+        return [("shard", parts)]
+    return [("shard", [part for part in parts if not leaves[part[0]].frozen]), ("frozen", frozen)]
 
 
 def _holders(leaves: Sequence[Leaf], ranks: Ranks) -> list[tuple[int, ...] | None]:
@@ -160,12 +186,13 @@ def _piece_name(name: str, leaf: Leaf, box: Box) -> str:
     return name + "[" + ",".join(f"{a}:{a + n}" for a, n in zip(box.offsets, box.lengths, strict=True)) + "]"
 
 
-def _table_row(leaf: Leaf, name: str, box: Box, start: int, rank: int | None) -> dict[str, Any]:
+def _table_row(leaf: Leaf, name: str, box: Box, file: int, start: int, rank: int | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": name,
         "path": list(leaf.path),
         "dtype": leaf.dtype.name,
         "shape": list(leaf.shape),
+        "file": file,
         "start": start,
         "offsets": list(box.offsets),
         "lengths": list(box.lengths),

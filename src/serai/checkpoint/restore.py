@@ -201,9 +201,15 @@ class _HeldMemory(MemorySource):
     """A memory source that tells the agent when it is done with the slots."""
 
     def __init__(
-        self, agent: AgentClient, hold: int, manifest: Manifest, values: bytes, shards: list[Mapping]
+        self,
+        agent: AgentClient,
+        hold: int,
+        manifest: Manifest,
+        values: bytes,
+        slots: list[Mapping],
+        places: list[tuple[int, int]],
     ) -> None:
-        super().__init__(manifest, values, shards)
+        super().__init__(manifest, values, slots, places)
         self._agent = agent
         self._hold = hold
 
@@ -221,8 +227,9 @@ def open_memory(agent: AgentClient, key: Key) -> Source:
         sizes = answer["sizes"]
         data, values = (os.pread(fd, size, 0) for fd, size in zip(fds[:2], sizes[:2], strict=True))
         manifest = Manifest.from_bytes(data, "memory")
-        shards = [Mapping(fd, size, writable=False) for fd, size in zip(fds[2:], sizes[2:], strict=True)]
-        return _HeldMemory(agent, answer["hold"], manifest, values, shards)
+        slots = [Mapping(fd, size, writable=False) for fd, size in zip(fds[2:], sizes[2:], strict=True)]
+        places = [(number, offset) for number, offset in answer["places"]]
+        return _HeldMemory(agent, answer["hold"], manifest, values, slots, places)
     finally:
         for fd in fds:
             os.close(fd)

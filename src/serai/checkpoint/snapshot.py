@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from serai.checkpoint.format import ALIGNMENT
 from serai.checkpoint.memory import Mapping, Span, copy_spans
 from serai.checkpoint.planning import PlannedPiece, SavePlan
 from serai.checkpoint.state import Leaf
 
-__all__ = ["fill_slot", "probe_replicas"]
+__all__ = ["fill_slot", "fill_window", "probe_replicas"]
 
 _SAMPLE_BYTES = 8
 
@@ -22,37 +23,65 @@ _SAMPLE_BYTES = 8
 def fill_slot(
     plan: SavePlan, leaves: Sequence[Leaf], slot: Mapping, pool: ThreadPoolExecutor | None, threads: int
 ) -> None:
-    """Make the slot's bytes the shard file's bytes. On return every source may change again.
+    """Make the slot's bytes the files' bytes. On return every source may change again.
 
     Addresses are taken now, from the tensors of this save.
     """
-    slot.memory[: len(plan.header)] = plan.header
+    fill_window(plan, leaves, slot, 0, plan.total, pool, threads)
+
+
+def fill_window(
+    plan: SavePlan,
+    leaves: Sequence[Leaf],
+    slot: Mapping,
+    start: int,
+    stop: int,
+    pool: ThreadPoolExecutor | None,
+    threads: int,
+) -> None:
+    """The same for bytes ``start`` to ``stop`` of what would be a whole slot, put at the slot's beginning."""
+    for file in plan.files:
+        _put(slot, start, stop, file.offset, file.header)
+        end = file.offset + file.size
+        _put(slot, start, stop, end, bytes(-end % ALIGNMENT))
     spans: list[Span] = []
-    rest: list[tuple[PlannedPiece, Leaf]] = []
     devices: set[torch.device] = set()
-    base = slot.address
+    staged: list[torch.Tensor] = []
     for piece in plan.pieces:
+        low, high = max(piece.slot, start), min(piece.slot + piece.nbytes, stop)
+        if high <= low:
+            continue
         leaf = leaves[piece.leaf]
         tensor = leaf.tensor
-        if not piece.nbytes:
-            continue
+        skip = low - piece.slot
         if (
             tensor.device.type == "cpu"
             and tensor.is_contiguous()
             and not tensor.is_conj()
             and not tensor.is_neg()
         ):
-            spans.append((base + piece.start, tensor.data_ptr() + _row_offset(piece, leaf), piece.nbytes))
-        else:
-            rest.append((piece, leaf))
+            address = tensor.data_ptr() + _row_offset(piece, leaf) + skip
+        elif high - low == piece.nbytes and piece.slot - start + piece.nbytes <= slot.size:
+            # Device copies are queued first and run while the CPU copies.
+            _copy_tensor(slot, piece, leaf, piece.slot - start)
             if tensor.device.type != "cpu":
                 devices.add(tensor.device)
-    # Device copies are queued first and run while the CPU copies.
-    for piece, leaf in rest:
-        _copy_tensor(slot, piece, leaf)
+            continue
+        else:
+            whole = _part(piece, leaf).resolve_conj().resolve_neg().cpu().contiguous()
+            staged.append(whole)
+            address = whole.data_ptr() + skip
+        spans.append((slot.address + low - start, address, high - low))
     copy_spans(spans, pool, threads)
     for device in devices:
         torch.accelerator.synchronize(device)
+
+
+def _put(slot: Mapping, start: int, stop: int, place: int, data: bytes) -> None:
+    """Put ``data``, which belongs at ``place``, where the window ``start`` to ``stop`` shows it."""
+    low, high = max(place, start), min(place + len(data), stop)
+    if high > low:
+        slot.memory[low - start : high - start] = data[low - place : high - place]
 
 
 def _row_offset(piece: PlannedPiece, leaf: Leaf) -> int:
@@ -63,12 +92,16 @@ def _row_offset(piece: PlannedPiece, leaf: Leaf) -> int:
     return rows * (leaf.nbytes // leaf.box.lengths[0])
 
 
-def _copy_tensor(slot: Mapping, piece: PlannedPiece, leaf: Leaf) -> None:
-    source = leaf.tensor
+def _part(piece: PlannedPiece, leaf: Leaf) -> torch.Tensor:
     if leaf.box.lengths and piece.box != leaf.box:
         first = piece.box.offsets[0] - leaf.box.offsets[0]
-        source = source[first : first + piece.box.lengths[0]]
-    raw = torch.frombuffer(slot.memory, dtype=torch.uint8, count=piece.nbytes, offset=piece.start)
+        return leaf.tensor[first : first + piece.box.lengths[0]]
+    return leaf.tensor
+
+
+def _copy_tensor(slot: Mapping, piece: PlannedPiece, leaf: Leaf, place: int) -> None:
+    source = _part(piece, leaf)
+    raw = torch.frombuffer(slot.memory, dtype=torch.uint8, count=piece.nbytes, offset=place)
     target = raw.view(source.dtype).view(source.shape)
     target.copy_(source, non_blocking=source.device.type != "cpu")
 

@@ -94,19 +94,24 @@ class MemorySource(Source):
     tier = "memory"
     stable = True
 
-    def __init__(self, manifest: Manifest, values: bytes, shards: Sequence[Mapping]) -> None:
+    def __init__(
+        self, manifest: Manifest, values: bytes, slots: Sequence[Mapping], places: Sequence[tuple[int, int]]
+    ) -> None:
+        # For each file of the manifest: the number of its slot and where it begins there.
+        self._places = list(places)
         self.manifest = manifest
         self.values = values
-        self._shards = list(shards)
+        self._slots = list(slots)
         self.check_values()
 
     @contextlib.contextmanager
     def chunk(self, file: int, offset: int, length: int) -> Iterator[memoryview]:
-        yield self._shards[file].memory[offset : offset + length]
+        slot, start = self._places[file]
+        yield self._slots[slot].memory[start + offset : start + offset + length]
 
     def close(self) -> None:
-        for shard in self._shards:
-            shard.close()
+        for slot in self._slots:
+            slot.close()
 
 
 Job = tuple[int, int, int, int]  # file, chunk number, offset, length

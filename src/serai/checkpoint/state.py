@@ -81,6 +81,7 @@ class Leaf:
     kind: Kind
     holders: tuple[int, ...] | None = None
     detail: dict[str, Any] | None = None
+    frozen: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -248,7 +249,8 @@ class _Walker:
             if isinstance(value, torch.Tensor):
                 kind = Kind.REPLICATED if isinstance(value, nn.Parameter) else Kind.BUFFER
                 before = len(self.flat.leaves)
-                name = self.add(value, below, kind)
+                frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+                name = self.add(value, below, kind, frozen=frozen)
                 if len(self.flat.leaves) == before:
                     aliases[key] = name
             else:
@@ -291,7 +293,9 @@ class _Walker:
             body["values"] = stored
         return Node("$optimizer", body)
 
-    def add(self, tensor: torch.Tensor, path: Path, kind: Kind, *, alias: bool = True) -> str:
+    def add(
+        self, tensor: torch.Tensor, path: Path, kind: Kind, *, alias: bool = True, frozen: bool = False
+    ) -> str:
         """Record a tensor and return its name; a second path to the same memory returns the first's."""
         where = _dotted(path)
         shape = tuple(tensor.shape)
@@ -325,7 +329,7 @@ class _Walker:
         if alias:
             self._aliases[key] = name
         self.flat.leaves.append(
-            Leaf(name, path, tensor, DTYPES[dtype_name], shape, box, kind, holders, detail)
+            Leaf(name, path, tensor, DTYPES[dtype_name], shape, box, kind, holders, detail, frozen)
         )
         return name
 

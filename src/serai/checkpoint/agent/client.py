@@ -132,9 +132,9 @@ def _tail(path: Path, lines: int = 5) -> str:
 
 
 class AgentClient:
-    """A connection to the agent. Thread safe. ``hear`` gets the agent's events, in a background thread."""
+    """A connection to the agent. Thread safe. ``hear`` gets the agent's events (and descriptors, to close), in a background thread."""
 
-    def __init__(self, path: Path, *, hear: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, path: Path, *, hear: Callable[[dict[str, Any], list[int]], None]) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(REQUEST_TIMEOUT_S)
         try:
@@ -209,7 +209,7 @@ class AgentClient:
                 message, fds = self._channel.receive()
                 number = message.get("id")
                 if number is None:
-                    self._hear(message)
+                    self._hear(message, fds)
                     continue
                 with self._lock:
                     if number in self._answers:
@@ -229,6 +229,12 @@ class AgentClient:
         with self._lock:
             return self._dead is None
 
+    def wait_for_end(self, timeout: float) -> bool:
+        """Whether the agent is found dead within ``timeout`` seconds."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._dead is not None, timeout)
+
     def close(self) -> None:
         self._channel.close()
-        self._thread.join(5.0)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)

@@ -38,22 +38,37 @@ class State(enum.Enum):
 
 
 @dataclass
+class ShardFile:
+    """One file of a rank: where it lies in the slot, and the checksums of its chunks as they become known."""
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+    chunks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
 class Shard:
-    """What one rank sealed: the bytes of its file, in a slot, and what describes them."""
+    """What one rank sealed: the bytes of its files, in a slot, and what describes them.
+
+    A streamed shard has no slot: its files went to ``streamed_to`` as they were copied.
+    """
 
     rank: int
-    slot: Slot
-    total: int
+    slot: Slot | None
+    files: list[ShardFile]
     table: list[dict[str, Any]]
     trees: dict[str, Any]
     probes: dict[str, Any]
     metrics: dict[str, float]
     software: dict[str, str]
-    chunks: dict[int, str] = field(default_factory=dict)
+    plan: str = ""
+    streamed_to: str | None = None
 
-    @property
-    def memory(self) -> memoryview:
-        return self.slot.mapping.memory[: self.total]
+    def memory(self, file: ShardFile) -> memoryview:
+        assert self.slot is not None, "a streamed shard is not in memory"
+        return self.slot.mapping.memory[file.offset : file.offset + file.size]
 
 
 @dataclass
@@ -80,8 +95,13 @@ class Generation:
 
     @property
     def whole(self) -> bool:
-        """Every rank of the world is here, so memory alone can restore it."""
+        """Every rank of the world has its shard on this node."""
         return len(self.shards) == self.world_size
+
+    @property
+    def in_memory(self) -> bool:
+        """Memory alone can restore it."""
+        return self.whole and all(shard.slot is not None for shard in self.shards.values())
 
     def writing(self) -> bool:
         return any(state is State.WRITING for state in self.tiers.values())
@@ -115,30 +135,33 @@ class Ledger:
 
     # Trainers
 
-    def reserve(self, size: int, ranks: int) -> int:
-        """Allocate and pre-fault slots before the first save needs them; how many there are now."""
-        with self.changed:
-            wanted = ranks * (MAX_SLOTS if self.keep_in_memory else MAX_SLOTS - 1)
-            while self.pool.count(size) < wanted and self.pool.room(size)[0]:
-                self.pool.prefault(self.pool.allocate(size))
-            return self.pool.count(size)
+    def reserve(self, size: int, rank: int, ready: Callable[[Slot], None]) -> int:
+        """Allocate and pre-fault a rank's slots before its first save; how many it has now.
 
-    def lease(self, key: Key, rank: int, size: int, ranks: int, deadline: float) -> Slot | None:
+        ``ready`` is called from another thread with each slot once touching it costs nothing.
+        """
+        with self.changed:
+            while self.pool.count(size, rank) < self._slots_each() and self.pool.room(size)[0]:
+                self.pool.prefault(self.pool.allocate(size, rank), ready)
+            return self.pool.count(size, rank)
+
+    def lease(self, key: Key, rank: int, size: int, deadline: float) -> Slot | None:
         """A slot to fill for ``rank`` of generation ``key``; ``None`` when none came free in time.
 
         Raises ``NoMemory`` when the machine cannot hold one at all.
         """
-        limit = ranks * (MAX_SLOTS if self.keep_in_memory else MAX_SLOTS - 1)
         with self.changed:
+            # A rank fills one slot at a time: what it leased before and never sealed, it gave up.
+            for old in [place for place in self._filling if place[1] == rank]:
+                self.abandon(*old)
             while True:
-                slot = self.pool.free(size)
-                if slot is None and self.pool.count(size) < limit:
-                    self.pool.shed(size)
+                slot = self.pool.free(size, rank)
+                if slot is None and self.pool.count(size, rank) < self._slots_each():
                     fits, bound = self.pool.room(size)
                     if fits:
-                        slot = self.pool.allocate(size)
+                        slot = self.pool.allocate(size, rank)
                         slot.ready.set()  # the copy itself faults it in: waiting would not be faster
-                    elif self.pool.count(size) == 0 and not self._busy():
+                    elif self.pool.count(size, rank) == 0:
                         raise NoMemory(bound)
                 if slot is not None:
                     slot.in_use = True
@@ -151,6 +174,19 @@ class Ledger:
                     return None
                 self.changed.wait(min(remaining, 1.0))
 
+    def keep_ranks(self, ranks: Iterable[int]) -> None:
+        """Free slots of ranks that are not on this node any more are given back."""
+        with self.changed:
+            self.pool.keep_ranks(ranks)
+
+    def slots(self) -> list[int]:
+        """Numbers of the slots that exist; trainers unmap the others."""
+        with self.changed:
+            return self.pool.numbers()
+
+    def _slots_each(self) -> int:
+        return MAX_SLOTS if self.keep_in_memory else MAX_SLOTS - 1
+
     def seal(self, generation: Generation, shard: Shard) -> Generation:
         """Record a filled shard; the generation becomes visible to tiers when its last one arrives."""
         with self.changed:
@@ -158,6 +194,10 @@ class Ledger:
             known = self._generations.setdefault(generation.key, generation)
             known.tiers = known.tiers or dict.fromkeys(self.tier_names, State.WAITING)
             known.shards[shard.rank] = shard
+            if shard.streamed_to is not None:
+                for tier in known.tiers:
+                    if tier != shard.streamed_to:
+                        known.tiers[tier] = State.SKIPPED
             self._collect()
             self.changed.notify_all()
             return known
@@ -228,12 +268,12 @@ class Ledger:
     def in_memory(self) -> list[Generation]:
         """Generations that memory alone can restore, newest first; each may be pinned with ``hold``."""
         with self.changed:
-            return [g for g in reversed(self._ordered()) if g.complete]
+            return [g for g in reversed(self._ordered()) if g.complete and g.in_memory]
 
     def hold(self, key: Key) -> Generation | None:
         with self.changed:
             generation = self._generations.get(key)
-            if generation is None or not generation.complete:
+            if generation is None or not generation.complete or not generation.in_memory:
                 return None
             generation.readers += 1
             return generation
@@ -258,9 +298,6 @@ class Ledger:
 
     def _ordered(self) -> list[Generation]:
         return [self._generations[key] for key in sorted(self._generations)]
-
-    def _busy(self) -> bool:
-        return any(slot_holder.writing() for slot_holder in self._generations.values())
 
     def _drop_for(self, key: Key) -> bool:
         """Make room for a newer generation: forget a sealed one that no tier has begun; whether one was."""
@@ -298,5 +335,6 @@ class Ledger:
     def _forget(self, generation: Generation) -> None:
         self._generations.pop(generation.key, None)
         for shard in generation.shards.values():
-            shard.slot.in_use = False
+            if shard.slot is not None:
+                shard.slot.in_use = False
         self.changed.notify_all()

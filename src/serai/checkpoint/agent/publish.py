@@ -21,7 +21,6 @@ from serai.checkpoint.format import (
     Manifest,
     Piece,
     TensorEntry,
-    shard_name,
 )
 from serai.checkpoint.hashing import hex_digest
 from serai.checkpoint.history import append_history
@@ -88,23 +87,21 @@ def build_manifest(
 ) -> tuple[Manifest, bytes]:
     """The manifest and ``values.json`` of a generation, from every rank's record.
 
-    A record holds ``table`` (pieces), ``trees``, ``probes``, ``size``, ``chunks``, ``metrics`` and
+    A record holds ``table`` (pieces), ``trees``, ``probes``, ``files``, ``metrics`` and
     ``software``. Raises ``SaveFailed`` when ranks hold different bytes of what was saved as replicated.
     """
     _compare_replicas(records)
     order = sorted(records)
-    number = {rank: i for i, rank in enumerate(order)}
-    files = tuple(
-        FileEntry(shard_name(rank, world_size), records[rank]["size"], tuple(records[rank]["chunks"]))
-        for rank in order
-    )
+    files: list[FileEntry] = []
     rows: dict[str, dict[str, Any]] = {}
     pieces: dict[str, list[Piece]] = {}
     for rank in order:
+        first_file = len(files)
+        files += [FileEntry(f["name"], f["size"], tuple(f["chunks"])) for f in records[rank]["files"]]
         for row in records[rank]["table"]:
             rows.setdefault(row["name"], row)
             box = Box(tuple(row["offsets"]), tuple(row["lengths"]))
-            pieces.setdefault(row["name"], []).append(Piece(number[rank], row["start"], box))
+            pieces.setdefault(row["name"], []).append(Piece(first_file + row["file"], row["start"], box))
     tensors = {
         name: TensorEntry(
             name,
@@ -126,7 +123,7 @@ def build_manifest(
         sequence=key[1],
         created=created,
         world_size=world_size,
-        files=files,
+        files=tuple(files),
         tensors=tensors,
         values_size=len(values),
         values_digest=hex_digest(values),

@@ -19,11 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from serai.checkpoint.agent.ledger import Generation, Ledger, NoMemory, Shard
+from serai.checkpoint.agent.ledger import Generation, Ledger, NoMemory, Shard, ShardFile
 from serai.checkpoint.agent.protocol import PROTOCOL, Channel, Closed
 from serai.checkpoint.agent.publish import build_manifest, claim_attempt
 from serai.checkpoint.agent.slots import Slot
+from serai.checkpoint.agent.stream import WINDOW_BYTES, StreamedFile
 from serai.checkpoint.agent.tier import Outcome, Tier, shard_record
+from serai.checkpoint.format import generation_name, shard_name
 from serai.checkpoint.policy import Keep
 from serai.errors import CheckpointError, SeraiError
 from serai.storage.registry import open_storage
@@ -47,7 +49,18 @@ class Trainer:
         self.channel = channel
         self.plans: dict[str, list[dict[str, Any]]] = {}
         self.holding: dict[int, Generation] = {}
+        self.stream: _Stream | None = None
+        self.window: Slot | None = None
         self.closed = False
+
+
+class _Stream:
+    """A save that goes through a window: the files that are done, and the one being written."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.finished: list[ShardFile] = []
+        self.current: StreamedFile | None = None
 
 
 class Session:
@@ -168,6 +181,8 @@ class Agent:
             "lease": self._lease,
             "abandon": self._abandon,
             "seal": self._seal,
+            "stream": self._stream_open,
+            "window": self._stream_window,
             "memory": self._memory,
             "open": self._open,
             "shut": self._shut,
@@ -258,6 +273,8 @@ class Agent:
         return trainer
 
     def _gone(self, trainer: Trainer) -> None:
+        if trainer.stream is not None and trainer.stream.current is not None:
+            trainer.stream.current.cancel()
         with self._lock:
             session = self._session
             for generation in trainer.holding.values():
@@ -278,17 +295,26 @@ class Agent:
         session = self._require_session()
         session.members = frozenset(message["ranks"])
         self._ledger.in_order = len(session.members) < session.world_size
+        self._ledger.keep_ranks(session.members)
         return {}, []
 
     def _reserve(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
-        return {"slots": self._ledger.reserve(message["size"], len(self._require_session().members))}, []
+        def ready(slot: Slot) -> None:
+            with self._lock:
+                self._slots[slot.number] = slot
+            try:
+                trainer.channel.send({"event": "slot", "slot": slot.number, "size": slot.size}, [slot.fd])
+            except Closed:
+                pass
+
+        return {"slots": self._ledger.reserve(message["size"], trainer.rank, ready)}, []
 
     def _lease(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
         session = self._require_session()
         key = (session.attempt, message["sequence"])
         deadline = time.monotonic() + message["patience"]
         try:
-            slot = self._ledger.lease(key, trainer.rank, message["size"], len(session.members), deadline)
+            slot = self._ledger.lease(key, trainer.rank, message["size"], deadline)
         except NoMemory as error:
             return {"slot": None, "reason": "memory", "bound": str(error)}, []
         if slot is None:
@@ -296,7 +322,8 @@ class Agent:
         with self._lock:
             self._slots[slot.number] = slot
         known = slot.number in message["known"]
-        return {"slot": slot.number, "size": slot.size}, [] if known else [os.dup(slot.fd)]
+        answer = {"slot": slot.number, "size": slot.size, "alive": self._ledger.slots()}
+        return answer, [] if known else [os.dup(slot.fd)]
 
     def _abandon(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
         session = self._require_session()
@@ -307,18 +334,24 @@ class Agent:
         session = self._require_session()
         if message["table"] is not None:
             trainer.plans = {message["plan"]: message["table"]}
-        with self._lock:
-            slot = self._slots[message["slot"]]
+        streamed = trainer.stream
+        if message["slot"] is None and streamed is None:
+            raise CheckpointError("a save without a slot or a stream", code="S421")
         shard = Shard(
             rank=trainer.rank,
-            slot=slot,
-            total=message["total"],
+            slot=None if message["slot"] is None else self._slots[message["slot"]],
+            files=_files(message, trainer.rank, session.world_size),
             table=trainer.plans[message["plan"]],
             trees=message["trees"],
             probes=message["probes"],
             metrics=message["metrics"],
             software=message["software"],
+            plan=message["plan"],
         )
+        if message["slot"] is None and streamed is not None:
+            shard.files = streamed.finished
+            shard.streamed_to = "durable"
+            trainer.stream = None
         generation = Generation(
             key=(session.attempt, message["sequence"]),
             step=message["step"],
@@ -329,6 +362,37 @@ class Agent:
             protected=message["protected"],
         )
         self._ledger.seal(generation, shard)
+        return {}, []
+
+    def _stream_open(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
+        """Begin a save through a window, which is made once and stays the trainer's."""
+        session = self._require_session()
+        if trainer.stream is not None and trainer.stream.current is not None:
+            trainer.stream.current.cancel()
+        trainer.stream = _Stream(generation_name(message["step"], session.attempt, message["sequence"]))
+        if trainer.window is None:
+            trainer.window = Slot(-1, WINDOW_BYTES)
+        return {"size": trainer.window.size}, [os.dup(trainer.window.fd)]
+
+    def _stream_window(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
+        """Write ``count`` bytes of the window to the file of that ``kind``; the last ones finish it."""
+        stream, window = trainer.stream, trainer.window
+        if stream is None or window is None:
+            raise CheckpointError("a window without a stream", code="S421")
+        if stream.current is None:
+            name = shard_name(trainer.rank, self._require_session().world_size, message["kind"])
+            stream.finished.append(ShardFile(name, message["kind"], 0, message["size"]))
+            stream.current = StreamedFile(self._root, f"{stream.folder}/{name}", stream.finished[-1])
+        current = stream.current
+        try:
+            current.write(window.mapping.memory[: message["count"]])
+            if message["last"]:
+                current.finish()
+                stream.current = None
+        except SeraiError:
+            current.cancel()
+            trainer.stream = None
+            raise
         return {}, []
 
     def _memory(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
@@ -359,10 +423,12 @@ class Agent:
         data = manifest.to_bytes()
         with _memory_file(data) as first, _memory_file(values) as second:
             fds = [os.dup(first.fileno()), os.dup(second.fileno())]
-        shards = [generation.shards[rank].slot for rank in sorted(generation.shards)]
-        fds += [os.dup(slot.fd) for slot in shards]
-        sizes = [len(data), len(values), *(slot.size for slot in shards)]
-        return {"found": True, "hold": id(generation), "sizes": sizes}, fds
+        shards = [generation.shards[rank] for rank in sorted(generation.shards)]
+        slots = [shard.slot for shard in shards if shard.slot is not None]
+        fds += [os.dup(slot.fd) for slot in slots]
+        sizes = [len(data), len(values), *(slot.size for slot in slots)]
+        places = [(number, file.offset) for number, shard in enumerate(shards) for file in shard.files]
+        return {"found": True, "hold": id(generation), "sizes": sizes, "places": places}, fds
 
     def _shut(self, message: dict[str, Any], trainer: Trainer) -> tuple[dict[str, Any], list[int]]:
         generation = trainer.holding.pop(message["hold"], None)
@@ -431,6 +497,13 @@ class Agent:
                 trainer.channel.send(message)
             except Closed:
                 pass
+
+
+def _files(message: dict[str, Any], rank: int, world_size: int) -> list[ShardFile]:
+    return [
+        ShardFile(shard_name(rank, world_size, file["kind"]), file["kind"], file["offset"], file["size"])
+        for file in message["files"]
+    ]
 
 
 def _memory_file(data: bytes) -> Any:

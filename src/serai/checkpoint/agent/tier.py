@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from serai.checkpoint.agent.ledger import Generation, Ledger, Shard, State
+from serai.checkpoint.agent.ledger import Generation, Ledger, Shard, ShardFile, State
 from serai.checkpoint.agent.publish import build_manifest, commit, record_name, retain, superseded_by
 from serai.checkpoint.catalog import Generation as Stored
 from serai.checkpoint.catalog import check, read_manifest
-from serai.checkpoint.format import MANIFEST, Manifest, generation_name, shard_name
-from serai.checkpoint.hashing import chunk_spans, hex_digest
+from serai.checkpoint.format import MANIFEST, Manifest, generation_name
+from serai.checkpoint.hashing import chunk_count, chunk_spans, hex_digest
 from serai.checkpoint.history import append_history
 from serai.checkpoint.policy import Keep
 from serai.errors import CheckpointCorrupt, NotFoundInStorage, SaveFailed, SeraiError, StorageError
@@ -60,6 +60,8 @@ class Tier:
         self._stop = threading.Event()
         self._busy = False
         self._verified: set[str] = set()
+        # Frozen files of this agent's last generation: name → (key, size, checksums).
+        self._frozen: dict[str, tuple[str, int, list[str]]] = {}
         self._thread = threading.Thread(target=self._run, name=f"serai-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -118,9 +120,9 @@ class Tier:
             )
         records = {}
         for rank, shard in sorted(generation.shards.items()):
-            key = f"{folder}/{shard_name(rank, generation.world_size)}"
-            self.storage.upload(key, hashing_chunks(shard), shard.total)
-            self.storage.verify_size(key, shard.total)
+            for file in shard.files:
+                if shard.streamed_to != self.name:
+                    self._store(folder, shard, file)
             records[rank] = shard_record(shard)
         if not generation.whole:
             for rank, record in records.items():
@@ -140,6 +142,33 @@ class Tier:
         )
         commit(self.storage, manifest, values)
         return manifest
+
+    def _store(self, folder: str, shard: Shard, file: ShardFile) -> None:
+        """Write one file; a frozen one that is as it was is linked, or copied by the store itself."""
+        key = f"{folder}/{file.name}"
+        known = self._linkable(shard, file)
+        if known is not None:
+            try:
+                self.storage.copy(known, key)
+                self.storage.verify_size(key, file.size)
+            except StorageError as error:
+                log.warning(
+                    "tier %s: %s could not be copied, it is written anew: %s", self.name, known, error
+                )
+            else:
+                self._frozen[file.name] = (key, file.size, hash_file(shard, file))
+                return
+        self.storage.upload(key, hashing_chunks(shard, file), file.size, stable=True)
+        self.storage.verify_size(key, file.size)
+        if file.kind == "frozen":
+            self._frozen[file.name] = (key, file.size, hash_file(shard, file))
+
+    def _linkable(self, shard: Shard, file: ShardFile) -> str | None:
+        """The key of a file of an earlier generation with the same bytes: equal length and checksums."""
+        if file.kind != "frozen":
+            return None
+        key, size, chunks = self._frozen.get(file.name, ("", 0, []))
+        return key if size == file.size and chunks == hash_file(shard, file) else None
 
     def _await_records(
         self, folder: str, generation: Generation, records: dict[int, dict[str, Any]]
@@ -187,12 +216,15 @@ class Tier:
         try:
             if not self._committed(folder):
                 # Half a generation only takes room that the next try needs.
-                for rank in generation.shards:
-                    self.storage.delete(f"{folder}/{shard_name(rank, generation.world_size)}")
+                for shard in generation.shards.values():
+                    for file in shard.files:
+                        self.storage.delete(f"{folder}/{file.name}")
         except StorageError:
             pass
         count = generation.failures[self.name] = generation.failures.get(self.name, 0) + 1
-        if error.code in ("S412", "S413"):
+        streamed = any(shard.slot is None for shard in generation.shards.values())
+        if streamed or error.code in ("S412", "S413"):
+            # Another try would find no bytes to write, or the same answer.
             self._ledger.finish(self.name, generation, State.SKIPPED)
         else:
             delay = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (count - 1)) * random.uniform(0.5, 1.0)
@@ -226,34 +258,34 @@ class Tier:
             return False
         for item in damage:
             log.error("tier %s: does not read back: %s", self.name, item)
-        if not damage:
-            self._verified.add(stored.name)
-        return not damage
+        if damage:
+            self._frozen.clear()  # nothing new may be linked to what is damaged
+            return False
+        self._verified.add(stored.name)
+        return True
 
 
-def hashing_chunks(shard: Shard) -> Iterator[memoryview]:
-    """The shard in chunks, the checksum of each known by the time it is written."""
-    memory = shard.memory
-    for number, (offset, length) in enumerate(chunk_spans(shard.total)):
-        _chunk_digest(shard, number, memory[offset : offset + length])
+def hashing_chunks(shard: Shard, file: ShardFile) -> Iterator[memoryview]:
+    """The file in chunks, the checksum of each known by the time it is written."""
+    memory = shard.memory(file)
+    for number, (offset, length) in enumerate(chunk_spans(file.size)):
+        _chunk_digest(file, number, memory[offset : offset + length])
         yield memory[offset : offset + length]
 
 
-def hash_shard(shard: Shard) -> list[str]:
-    """The checksums of a shard; computed now where no tier has done so yet."""
-    memory = shard.memory
-    return [
-        _chunk_digest(shard, number, memory[offset : offset + length])
-        for number, (offset, length) in enumerate(chunk_spans(shard.total))
-    ]
+def hash_file(shard: Shard, file: ShardFile) -> list[str]:
+    """The checksums of a file; computed now where no tier has done so yet."""
+    if len(file.chunks) < chunk_count(file.size):
+        memory = shard.memory(file)
+        for number, (offset, length) in enumerate(chunk_spans(file.size)):
+            _chunk_digest(file, number, memory[offset : offset + length])
+    return [file.chunks[number] for number in range(chunk_count(file.size))]
 
 
-def _chunk_digest(shard: Shard, number: int, view: memoryview) -> str:
+def _chunk_digest(file: ShardFile, number: int, view: memoryview) -> None:
     # Two tiers may both compute one: sealed bytes never change, so they find the same.
-    known = shard.chunks.get(number)
-    if known is None:
-        known = shard.chunks[number] = hex_digest(view)
-    return known
+    if number not in file.chunks:
+        file.chunks[number] = hex_digest(view)
 
 
 def shard_record(shard: Shard) -> dict[str, Any]:
@@ -262,8 +294,9 @@ def shard_record(shard: Shard) -> dict[str, Any]:
         "table": shard.table,
         "trees": shard.trees,
         "probes": shard.probes,
-        "size": shard.total,
-        "chunks": hash_shard(shard),
+        "files": [
+            {"name": file.name, "size": file.size, "chunks": hash_file(shard, file)} for file in shard.files
+        ],
         "metrics": shard.metrics,
         "software": shard.software,
     }
