@@ -550,10 +550,10 @@ class Checkpointer:
                 self._superseded(handle)
         elif message["error"] is not None:
             error = _background_error(message)
+            with self._lock:
+                self._failure = error  # before the handle: whoever waits for it may save at once
             if handle is not None:
                 handle.fail(error)
-            with self._lock:
-                self._failure = error
         else:
             self._arrived(message["tier"], sequence, message["step"])
 

@@ -6,6 +6,7 @@ means that another run has taken over: then nothing more is committed.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 LATEST = "latest.json"
+RECORDS = "records/"
 
 
 def claim_attempt(storage: Storage, session: str) -> int:
@@ -73,7 +75,7 @@ def superseded_by(storage: Storage, attempt: int) -> int | None:
 
 
 def record_name(rank: int) -> str:
-    return f"records/rank-{rank:05d}.json"
+    return f"{RECORDS}rank-{rank:05d}.json"
 
 
 def build_manifest(
@@ -148,12 +150,14 @@ def _values(records: dict[int, dict[str, Any]], order: list[int]) -> bytes:
 
 def _compare_replicas(records: dict[int, dict[str, Any]]) -> None:
     """Every rank sampled the tensors that others hold too; unequal samples are no replicas."""
-    seen: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, bytes]] = {}
     samples = [(rank, record["probes"]) for rank, record in records.items() if record.get("probes")]
     if len({json.dumps(probes, sort_keys=True) for _, probes in samples}) <= 1:
         return
     for rank, probes in samples:
-        for name, sample in zip(probes["names"], probes["samples"], strict=True):
+        data, width = base64.b64decode(probes["samples"]), probes["width"]
+        for place, name in enumerate(probes["names"]):
+            sample = data[place * width : (place + 1) * width]
             first, known = seen.setdefault(name, (rank, sample))
             if known != sample:
                 raise SaveFailed(
@@ -193,8 +197,9 @@ def commit(storage: Storage, manifest: Manifest, values: bytes) -> None:
     }
     try:
         storage.put(LATEST, json.dumps(hint).encode())
+        storage.delete_folder(folder + RECORDS)
     except StorageError:
-        pass  # only a hint: readers look at the manifests
+        pass  # only a hint, and notes that the manifest has taken in: readers look at the manifests
 
 
 def retain(storage: Storage, keep: Keep, newest: Manifest, verified: Any) -> list[str]:
