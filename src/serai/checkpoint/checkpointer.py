@@ -130,12 +130,10 @@ class Checkpointer:
         self._attempt = 0
         self._members: list[int] = [0]
         self._agent: AgentClient | None = None
-        self._agent_pid = 0
         try:
             self._connect()
         except BaseException:
-            if self._agent is not None:
-                self._agent.close()
+            self._let_go()
             raise
         self._threads = max(1, usable_cores() // max(1, len(self._members)))
         self._pool = ThreadPoolExecutor(max(1, self._threads), thread_name_prefix="serai-copy")
@@ -327,6 +325,8 @@ class Checkpointer:
                 self._silent = False
             return self._agent
         self._silent = False
+        if self._agent is not None:
+            self._agent.close()
         self._slots.clear()
         self._plan_known_to_agent = None
         client = self._reach()
@@ -495,6 +495,7 @@ class Checkpointer:
                 "python": python_version(),
             },
             protected=bool(self.keep.every and handle.step % self.keep.every == 0),
+            timeout=_ANSWER_S,
         )
         self._plan_known_to_agent = plan.identity
 
@@ -575,6 +576,10 @@ class Checkpointer:
         with self._lock:
             newer = [h for s, h in self._handles.items() if s > handle.sequence]
         handle.superseded_by = newer[0].step if newer else None
+
+    def _let_go(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
 
     def _require_open(self) -> None:
         if self._replaced:

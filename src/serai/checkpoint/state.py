@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from serai.checkpoint.format import DTYPES, DType
@@ -155,8 +156,19 @@ def clean_name(key: str) -> str:
 
 
 def module_items(module: nn.Module) -> dict[str, Any]:
-    """A module's own state dict under clean names, with the live Parameters and buffers as values."""
+    """A module's own state dict under clean names, with the live Parameters and buffers as values.
+
+    FSDP2 leaves its root group gathered after a forward pass without a backward one; what is sharded is
+    made so again first, or its parameters would look like plain tensors without their names.
+    """
+    _reshard(module)
     return {clean_name(key): value for key, value in unwrap(module).state_dict(keep_vars=True).items()}
+
+
+def _reshard(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def parameter_names(state: Any) -> dict[int, str]:
@@ -165,6 +177,8 @@ def parameter_names(state: Any) -> dict[int, str]:
     With several modules the top-level key goes before the name, so that two models never collide.
     """
     modules = list(_modules(state, ()))
+    for _, module in modules:
+        _reshard(module)
     names: dict[int, str] = {}
     for path, module in modules:
         prefix = ".".join(str(key) for key in path) + "." if len(modules) > 1 else ""
