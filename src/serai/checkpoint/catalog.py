@@ -70,7 +70,7 @@ class Generation:
             bytes=manifest.nbytes,
             world=manifest.world_size,
             metrics=dict(manifest.metrics),
-            url=f"{storage.url.rstrip('/')}/{folder}",
+            url=storage.url_of(folder),
             tensors=len(manifest.tensors),
             run=manifest.run,
         )
@@ -148,8 +148,8 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     key = f"{folder}/{MANIFEST}"
     size = storage.size(key)
     if size > MAX_MANIFEST_BYTES:
-        raise CheckpointCorrupt(f"the manifest has {size} bytes", where=f"{storage.url}/{key}")
-    return Manifest.from_bytes(storage.read(key), f"{storage.url}/{key}")
+        raise CheckpointCorrupt(f"the manifest has {size} bytes", where=storage.url_of(key))
+    return Manifest.from_bytes(storage.read(key), storage.url_of(key))
 
 
 def generations(root: str | Path | Storage) -> list[Generation]:

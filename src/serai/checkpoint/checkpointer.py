@@ -297,10 +297,16 @@ class Checkpointer:
             path = ensure_agent(self.root, local=self._local)
             try:
                 client = AgentClient(path, hear=_weakly(self._hear))
-                client.ask("ping")
-                return client
             except AgentFailed as error:
                 last = error
+                continue
+            try:
+                client.ask("ping")
+            except AgentFailed as error:
+                client.close()
+                last = error
+            else:
+                return client
         raise EnvironmentFault(
             f"the checkpoint agent cannot be reached: {last}", code="S226", where=self.root
         )

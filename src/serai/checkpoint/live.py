@@ -21,7 +21,7 @@ def refuse_live_run(storage: Storage, action: str) -> None:
         return
     trainers: list[int] = []
     with contextlib.suppress(SeraiError):  # nobody listens: an agent that was killed
-        client = AgentClient(path, hear=lambda _: None)
+        client = AgentClient(path, hear=lambda message, fds: None)
         try:
             trainers = client.ask("status", timeout=5.0)["trainers"]
         finally:

@@ -29,6 +29,7 @@ from serai.checkpoint.layout import Box
 from serai.checkpoint.policy import Candidate, Keep, retained
 from serai.errors import NotFoundInStorage, SaveFailed, StorageError
 from serai.storage.base import Storage
+from serai.storage.local import LocalStorage
 
 __all__ = [
     "build_manifest",
@@ -48,6 +49,14 @@ RECORDS = "records/"
 
 def claim_attempt(storage: Storage, session: str) -> int:
     """Take the next attempt number, exclusively among all machines that use this root."""
+    if not isinstance(storage, LocalStorage) and not storage.probe_conditional_put():
+        raise SaveFailed(
+            "this store ignores put-if-absent, so two runs could overwrite each other's checkpoints",
+            code="S428",
+            where=storage.url,
+            expected="a store that honours If-None-Match (S3, Azure Blob, Google Cloud Storage, Ceph do)",
+            next_step="use another store, or a folder",
+        )
     for _ in range(1000):
         # A root that was copied without attempts/ still holds generations of earlier attempts.
         committed = (generation.attempt for generation in generations(storage))
@@ -187,7 +196,7 @@ def commit(storage: Storage, manifest: Manifest, values: bytes) -> None:
         raise SaveFailed(
             f"{folder}{MANIFEST} exists with other content",
             code="S414",
-            where=f"{storage.url}/{folder}{MANIFEST}",
+            where=storage.url_of(folder + MANIFEST),
         )
     hint = {
         "name": manifest.name,

@@ -203,7 +203,7 @@ class Tier:
                 raise SaveFailed(
                     f"{folder} is not complete: other nodes did not write their part",
                     code="S415",
-                    where=f"{self.storage.url}/{folder}",
+                    where=self.storage.url_of(folder),
                     expected=f"all ranks within {_PEER_DEADLINE_S:.0f} s",
                     next_step="look at the agents' logs on the other nodes",
                 )
