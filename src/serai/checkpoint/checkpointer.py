@@ -119,6 +119,7 @@ class Checkpointer:
         self._failure: SeraiError | None = None
         self._warned: set[str] = set()
         self._warned_once: set[str] = set()
+        self._unchanged: tuple[int, int] | None = None
         self._sequence = 0
         self._plan: SavePlan | None = None
         self._plan_known_to_agent: str | None = None
@@ -514,6 +515,9 @@ class Checkpointer:
         """Tell the training loop about a save that failed in the background, at a defined place."""
         with self._lock:
             error, self._failure = self._failure, None
+            unchanged, self._unchanged = self._unchanged, None
+        if unchanged is not None:
+            self._warn_unchanged(*unchanged)
         if error is None:
             return
         if self._on_error == "raise":
@@ -523,6 +527,16 @@ class Checkpointer:
             warnings.warn(f"a checkpoint failed, training goes on: {error}", stacklevel=3)
         if self._on_error == "pause":
             self._pause(error)
+
+    def _warn_unchanged(self, before: int, step: int) -> None:
+        if self._ranks.first and "unchanged" not in self._warned_once:
+            self._warned_once.add("unchanged")
+            warnings.warn(
+                f"NOTHING CHANGED from step {before} to step {step}: not one byte of parameters or optimizer state. "
+                "Either nothing is trained, or what is saved is not what is trained (an optimizer that holds other "
+                "parameters, a copy of the model)",
+                stacklevel=4,
+            )
 
     def _pause(self, error: SeraiError) -> None:
         log.warning("training is paused until checkpoints can be written again: %s", error)
@@ -555,6 +569,9 @@ class Checkpointer:
         elif message["event"] == "dropped":
             if handle is not None:
                 self._superseded(handle)
+        elif message["event"] == "unchanged":
+            with self._lock:
+                self._unchanged = (message["before"], message["step"])
         elif message["error"] is not None:
             error = _background_error(message)
             with self._lock:

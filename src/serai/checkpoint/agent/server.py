@@ -25,6 +25,7 @@ from serai.checkpoint.agent.publish import build_manifest, claim_attempt
 from serai.checkpoint.agent.slots import Slot
 from serai.checkpoint.agent.stream import WINDOW_BYTES, StreamedFile
 from serai.checkpoint.agent.tier import Outcome, Tier, shard_record
+from serai.checkpoint.agent.watch import ChangeWatch
 from serai.checkpoint.format import generation_name, shard_name
 from serai.checkpoint.policy import Keep
 from serai.errors import CheckpointError, SeraiError
@@ -86,6 +87,7 @@ class Agent:
         self._session: Session | None = None
         self._claimed: tuple[str, Channel] | None = None
         self._slots: dict[int, Slot] = {}
+        self._watch = ChangeWatch()
         self._last_alive = time.monotonic()
         self._farewell = False
         self._stopping = threading.Event()
@@ -467,6 +469,18 @@ class Agent:
 
     def _on_outcome(self, outcome: Outcome) -> None:
         generation = outcome.generation
+        if outcome.tier == "durable" and outcome.error is None:
+            before = self._watch.unchanged_since(generation)
+            if before is not None:
+                self._tell(
+                    {
+                        "event": "unchanged",
+                        "attempt": generation.key[0],
+                        "sequence": generation.key[1],
+                        "step": generation.step,
+                        "before": before,
+                    }
+                )
         self._tell(
             {
                 "event": "outcome",
