@@ -142,7 +142,7 @@ class TensorStream:
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         return CheckpointCorrupt(
             f"{place} {problem} (bytes {offset} to {offset + length}, which hold {shown or 'no tensor'})",
-            where=f"{self.storage.url.rstrip('/')}/{place}@{offset}",
+            where=f"{self.storage.url_of(place)}@{offset}",
             expected="the bytes that were saved",
             next_step=f"serai ckpt verify {self.storage.url}",
         )
