@@ -130,3 +130,16 @@ def test_what_cannot_be_copied(tmp_path: Path) -> None:
         copy(tmp_path / "a", tmp_path / "b")
     assert other.value.code == "S431"
     assert serai.load(tmp_path / "b")["x"][0].item() == 1.5
+
+
+def test_a_live_run_in_the_target_is_not_overtaken(tmp_path: Path) -> None:
+    make(tmp_path / "a", 1)
+    make(tmp_path / "a", 2)  # attempt 2
+    with serai.Checkpointer(tmp_path / "b") as live:  # attempt 1
+        with pytest.raises(CheckpointError) as caught:
+            copy(tmp_path / "a", tmp_path / "b", every=True)
+        assert caught.value.code == "S435"
+        copy(tmp_path / "a", tmp_path / "b", step=1)
+        live.save(5, {"n": 5}).wait("durable", 60)
+    copy(tmp_path / "a", tmp_path / "b", step=2)
+    assert generations(tmp_path / "b")[0].step == 2

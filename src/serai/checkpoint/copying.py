@@ -16,6 +16,7 @@ from serai.checkpoint.agent.publish import claimed_attempts
 from serai.checkpoint.catalog import as_storage, check, find, scan
 from serai.checkpoint.format import MANIFEST, VALUES, FileEntry, Manifest
 from serai.checkpoint.hashing import chunk_spans, hex_digest
+from serai.checkpoint.live import refuse_live_run
 from serai.checkpoint.stream import TensorStream
 from serai.errors import CheckpointError, CheckpointNotFound, NotFoundInStorage, StorageError
 from serai.storage.base import Storage
@@ -66,7 +67,7 @@ def copy(
 
     Raises ``CheckpointCorrupt`` when the source does not verify, ``CheckpointNotFound`` when there is
     nothing, ``CheckpointError`` S430 when the target does not read back as written, S431 when it has
-    another generation of that name.
+    another generation of that name, S435 when a live run of an earlier attempt saves to it.
     """
     origin, place = as_storage(source), as_storage(target)
     if origin.url == place.url:
@@ -77,6 +78,8 @@ def copy(
             expected="two different roots",
         )
     chosen = _chosen(origin, step, every)
+    if max(manifest.attempt for _, manifest in chosen) > max(claimed_attempts(place), default=0):
+        refuse_live_run(place, "a copy of a later attempt")
     total = sum(manifest.nbytes for _, manifest in chosen)
     meter = _Meter(total, progress)
     copied = []
