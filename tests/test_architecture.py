@@ -35,6 +35,7 @@ FLOORS = (
     ("evaluate", "serve"),
     ("spec",),
     ("run",),
+    ("bench",),
     ("studio",),
     ("cli",),
 )

@@ -15,7 +15,7 @@ PANELS = {
     "Run": ("plan", "run", "drill", "stop"),
     "Look": ("ps", "show", "logs"),
     "Keep": ("ckpt",),
-    "Explain": ("explain",),
+    "Explain": ("explain", "bench"),
 }
 """The commands as DESIGN.md orders them."""
 

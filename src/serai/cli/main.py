@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from serai.cli import ckpt, drill, explain, init, logs, plan, ps, run, show, stop
+from serai.cli import bench, ckpt, drill, explain, init, logs, plan, ps, run, show, stop
 from serai.cli.group import Command, Group
 from serai.cli.session import Color, Interrupted, PipeClosed, Session, command
 from serai.errors import SeraiError, SpecError
@@ -49,6 +49,7 @@ for _name, _module in {
     "show": show,
     "logs": logs,
     "explain": explain,
+    "bench": bench,
 }.items():
     app.command(_name, cls=Command)(_module.main)
 app.add_typer(ckpt.app, name="ckpt")

@@ -453,6 +453,7 @@ class Agent:
             "pid": os.getpid(),
             "trainers": trainers,
             "slab_bytes": self._ledger.pool.allocated_bytes,
+            "prefaulted": self._ledger.pool.prefaulted,
             "pending": self._ledger.pending(),
             "memory": [
                 {"step": g.step, "tiers": {name: state.value for name, state in g.tiers.items()}}

@@ -105,6 +105,11 @@ class SlotPool:
         self._order.submit(run)
 
     @property
+    def prefaulted(self) -> bool:
+        """Whether touching any slot costs nothing any more."""
+        return all(slot.ready.is_set() for slot in self._slots.values())
+
+    @property
     def allocated_bytes(self) -> int:
         return sum(slot.size for slot in self._slots.values())
 
