@@ -6,6 +6,7 @@ boxes stored, so any world size and any sharding reads what any other wrote.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        return Box((0,) * len(shape), tuple(int(n) for n in shape))
+        return _whole(tuple(shape))
 
     @property
     def count(self) -> int:
@@ -65,6 +66,11 @@ class Box:
             (self.offsets[0] + start, *self.offsets[1:]),
             (stop - start, *self.lengths[1:]),
         )
+
+
+@functools.lru_cache(1 << 16)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), tuple(int(n) for n in shape))
 
 
 def span_pairs(common: Box, source: Box, target: Box, itemsize: int) -> Iterator[tuple[int, int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 from serai.checkpoint.catalog import tensors_in
 from serai.checkpoint.format import VALUES, Manifest
 from serai.checkpoint.hashing import hex_digest
-from serai.checkpoint.memory import Mapping
+from serai.checkpoint.memory import Mapping, available_bytes
 from serai.errors import CheckpointCorrupt, StorageError
 from serai.storage.base import Storage
+from serai.storage.local import LocalStorage
 
 __all__ = ["Copy", "MemorySource", "Source", "StorageSource", "fill", "verify_chunks"]
 
@@ -72,20 +74,41 @@ class StorageSource(Source):
         self._storage = storage
         self._folder = folder
         self._buffers = threading.local()
+        # What crossed a network is kept for the second pass where memory allows; a local disk is read twice,
+        # which is no slower than touching new memory.
+        far = not isinstance(storage, LocalStorage)
+        self._room = available_bytes()[0] // 2 if far else 0
+        self._kept: dict[tuple[int, int], bytearray] = {}
         self.values = storage.read(f"{folder}/{VALUES}")
         self.check_values()
 
     @contextlib.contextmanager
     def chunk(self, file: int, offset: int, length: int) -> Iterator[memoryview]:
+        kept = self._kept.get((file, offset))
+        if kept is not None:
+            yield memoryview(kept)
+            return
+        if length <= self._room:
+            self._room -= length
+            own = bytearray(length)
+            self._read(file, offset, memoryview(own))
+            self._kept[(file, offset)] = own
+            yield memoryview(own)
+            return
         buffer = getattr(self._buffers, "data", None)
         if buffer is None or len(buffer) < length:
-            buffer = self._buffers.data = bytearray(length)
+            # Aligned to pages, so that a local disk can be read past the page cache.
+            buffer = self._buffers.data = mmap.mmap(-1, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE)
         view = memoryview(buffer)[:length]
-        self._storage.read_into(f"{self._folder}/{self.manifest.files[file].name}", offset, view)
+        self._read(file, offset, view)
         yield view
+
+    def _read(self, file: int, offset: int, view: memoryview) -> None:
+        self._storage.read_into(f"{self._folder}/{self.manifest.files[file].name}", offset, view)
 
     def close(self) -> None:
         self._buffers = threading.local()
+        self._kept.clear()
 
 
 class MemorySource(Source):

@@ -10,6 +10,8 @@ beyond one save.
 from __future__ import annotations
 
 import enum
+import functools
+import gc
 import random
 import sys
 from collections import OrderedDict
@@ -65,7 +67,7 @@ class Kind(enum.Enum):
     LOCAL = "local"  # anything else: every rank keeps its own
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: thousands are made at every save
 class Leaf:
     """One tensor of this rank.
 
@@ -214,11 +216,19 @@ def flatten(state: Mapping[str, Any]) -> Flat:
             expected="a dict that maps names to objects with state_dict, tensors or plain values",
             next_step='ckpt.save(step, {"model": model, "optimizer": optimizer})',
         )
-    walker = _Walker(parameter_names(state))
-    for key, value in state.items():
-        if not isinstance(key, str):
-            raise StateMismatch(f"state has the key {key!r}", expected="strings as top-level names")
-        walker.flat.trees[key] = encode(walker.walk(value, (key,)), key)
+    # Thousands of small objects are made and none of them is garbage: collecting on the way costs more
+    # than the walk.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        walker = _Walker(parameter_names(state))
+        for key, value in state.items():
+            if not isinstance(key, str):
+                raise StateMismatch(f"state has the key {key!r}", expected="strings as top-level names")
+            walker.flat.trees[key] = encode(walker.walk(value, (key,)), key)
+    finally:
+        if collecting:
+            gc.enable()
     return walker.flat
 
 
@@ -321,30 +331,27 @@ class _Walker:
             tensor = tensor.to_local()
         tensor = tensor.detach()
         detail = None
-        dtype_name = str(tensor.dtype).removeprefix("torch.")
         if tensor.is_quantized:
             tensor, detail = _dequantised(tensor)
-            dtype_name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.layout is not torch.strided or tensor.is_meta or dtype_name not in DTYPES:
+        dtype = _stored_dtype(tensor.dtype)
+        if tensor.layout is not torch.strided or tensor.is_meta or dtype is None:
             raise UnsafeObject(
-                f"{where} is a {tensor.layout} {dtype_name} tensor on {tensor.device.type}",
+                f"{where} is a {tensor.layout} {tensor.dtype} tensor on {tensor.device.type}",
                 where=where,
                 expected="a dense tensor with data, of one of " + ", ".join(sorted(DTYPES)),
                 next_step="store its parts, or give the object that owns it a state_dict",
             )
         if box is None:
             box = Box.whole(shape)
-        key = (tensor.data_ptr(), shape, tensor.stride(), dtype_name, tensor.device, kind)
         if alias and tensor.numel():
+            key = (tensor.data_ptr(), shape, tensor.stride(), dtype, tensor.device, kind)
             known = self._aliases.get(key)
             if known is not None:
                 return known
-        name = self._unique(where)
-        if alias:
-            self._aliases[key] = name
-        self.flat.leaves.append(
-            Leaf(name, path, tensor, DTYPES[dtype_name], shape, box, kind, holders, detail, frozen)
-        )
+            name = self._aliases[key] = self._unique(where)
+        else:
+            name = self._unique(where)
+        self.flat.leaves.append(Leaf(name, path, tensor, dtype, shape, box, kind, holders, detail, frozen))
         return name
 
     def _unique(self, name: str) -> str:
@@ -358,7 +365,15 @@ class _Walker:
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(str(key) for key in path)
+    try:
+        return ".".join(path)  # type: ignore[arg-type]
+    except TypeError:  # a number among the keys
+        return ".".join(str(key) for key in path)
+
+
+@functools.cache
+def _stored_dtype(dtype: torch.dtype) -> DType | None:
+    return DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _dequantised(tensor: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:

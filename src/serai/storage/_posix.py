@@ -19,12 +19,12 @@ from serai.errors import (
     StorageTransient,
 )
 
-__all__ = ["NO_LINKS", "FileWriter", "rename_no_replace", "translate"]
+__all__ = ["BLOCK", "NO_LINKS", "FileWriter", "address_of", "rename_no_replace", "translate"]
 
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What ``link`` answers where a filesystem has no hard links (FAT, some network filesystems)."""
 
-_BLOCK = 4096
+BLOCK = 4096
 _DIRECT_WRITE = 8 << 20
 _BOUNCE = 4 << 20
 _RENAME_NOREPLACE = 1
@@ -129,7 +129,7 @@ class FileWriter:
             # can be written by several threads at a time.
             if size and not _allocate(self._buffered, size):
                 os.ftruncate(self._buffered, size)
-            if direct and size >= _BLOCK and hasattr(os, "O_DIRECT"):
+            if direct and size >= BLOCK and hasattr(os, "O_DIRECT"):
                 with contextlib.suppress(OSError):
                     self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
                     self._opened.append(self._direct)
@@ -154,13 +154,13 @@ class FileWriter:
     def pieces(length: int, writers: int) -> list[tuple[int, int]]:
         """``length`` bytes as up to ``writers`` ranges of whole blocks, none below 1 MiB."""
         step = max(1 << 20, -(-length // writers))
-        step = -(-step // _BLOCK) * _BLOCK
+        step = -(-step // BLOCK) * BLOCK
         return [(begin, min(begin + step, length)) for begin in range(0, length, step)]
 
     def write(self, view: memoryview, offset: int) -> None:
         """Write all of ``view`` at ``offset``; raises ``OSError``."""
         done = 0
-        if self._direct is not None and offset % _BLOCK == 0:
+        if self._direct is not None and offset % BLOCK == 0:
             done = self._write_direct(view, offset)
         while done < len(view):
             done += os.pwrite(self._buffered, view[done : done + (64 << 20)], offset + done)
@@ -177,8 +177,8 @@ class FileWriter:
 
     def _write_direct(self, view: memoryview, offset: int) -> int:
         """Write what can be written past the page cache; how many bytes from the start that was."""
-        whole = len(view) // _BLOCK * _BLOCK
-        aligned = _address(view) % _BLOCK == 0
+        whole = len(view) // BLOCK * BLOCK
+        aligned = address_of(view) % BLOCK == 0
         done = 0
         while done < whole:
             descriptor = self._direct
@@ -199,7 +199,7 @@ class FileWriter:
                 self._direct = None  # it stays open until the end: another thread may be in a write
                 return done
             done += written
-            if written % _BLOCK:
+            if written % BLOCK:
                 return done  # a short write in the middle of a block: the page cache takes the rest
         return done
 
@@ -214,7 +214,7 @@ class FileWriter:
         return written
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
     """Where the bytes of a contiguous view lie; read-only ones too."""
     buffer = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from serai.errors import NotFoundInStorage, StorageError
-from serai.storage._posix import NO_LINKS, FileWriter, rename_no_replace, translate
+from serai.storage._posix import BLOCK, NO_LINKS, FileWriter, address_of, rename_no_replace, translate
 from serai.storage.base import Entry, Storage
 from serai.storage.keys import TEMPORARY, check_folder, check_key, check_prefix
 
 __all__ = ["LocalStorage"]
 
 _READ_BLOCK = 64 << 20
+_DIRECT_READ = 1 << 20
 _ATTEMPTS = 20  # against a folder that another process prunes between our mkdir and our open
 
 T = TypeVar("T")
@@ -275,7 +276,7 @@ class LocalStorage(Storage):
                 os.close(descriptor)
 
     def _fill(self, descriptor: int, key: str, offset: int, view: memoryview) -> None:
-        done = 0
+        done = self._read_direct(descriptor, offset, view)
         while done < len(view):
             count = os.preadv(descriptor, [view[done : done + _READ_BLOCK]], offset + done)
             if count == 0:
@@ -287,6 +288,34 @@ class LocalStorage(Storage):
                     next_step="serai ckpt verify: the file was cut short",
                 )
             done += count
+
+    def _read_direct(self, opened: int, offset: int, view: memoryview) -> int:
+        """Read whole blocks past the page cache; how many bytes from the start that were.
+
+        Only for large reads into aligned memory: a cold file comes at the speed of the disk, with no page
+        of the cache made for it. Where the filesystem refuses, the caller reads through the cache.
+        """
+        whole = len(view) // BLOCK * BLOCK
+        if not self._direct or whole < _DIRECT_READ or offset % BLOCK or address_of(view) % BLOCK:
+            return 0
+        try:
+            # The same file, whatever its name shows by now.
+            descriptor = os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:
+            return 0
+        done = 0
+        try:
+            while done < whole:
+                count = os.preadv(descriptor, [view[done : min(done + _READ_BLOCK, whole)]], offset + done)
+                done += count
+                if count == 0 or count % BLOCK:
+                    break  # the end of the file; the rest is read, or found missing, in the ordinary way
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)
+        return done
 
     def _blocks(self, key: str, size: int) -> Iterator[memoryview]:
         block = bytearray(min(size, 16 << 20))
