@@ -35,8 +35,8 @@ format: setup  ## Let ruff format and fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: setup  ## Measure saving and storage on this machine
-	@$(BIN)/python scripts/bench.py
+bench: setup  ## Measure saving and restoring against torch.save and DCP on this machine
+	@$(BIN)/serai bench checkpoint --size 1GiB --folder .cache --out benchmarks/results
 
 faults: setup  ## Torment the checkpoint engine: crashes, damage, full disks, kills (minutes); then rehearse on the demo's model
 	@$(BIN)/python -m benchmarks.faults --markdown benchmarks/results/faults.md

@@ -409,7 +409,7 @@ def test_help_has_the_commands_in_the_order_of_the_work(tmp_path: Path) -> None:
         "Run": ["plan", "run", "drill", "stop"],
         "Look": ["ps", "show", "logs"],
         "Keep": ["ckpt"],
-        "Explain": ["explain"],
+        "Explain": ["explain", "bench"],
     }
     assert all(len(line) <= 80 for line in found.out.splitlines())
     assert "..." not in found.out.split("Options:")[0].split("\n", 1)[1]

@@ -24,7 +24,7 @@ def main(
         Path | None, typer.Option("--out", help="Write the table, the figures and the plot here.")
     ] = None,
 ) -> None:
-    """Measure saving and restoring against torch.save, DCP and other peers on the same state."""
+    """Measure saving and restoring against torch.save and DCP."""
     if what != "checkpoint":
         raise SpecError(
             f"there is no benchmark {what!r}",
