@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import serai
-from benchmarks.faults import crashes, damage, failing
+from benchmarks.faults import crashes, damage, failing, kills, peers, stores
 from benchmarks.faults.crash import variants
 from benchmarks.faults.machine import private_runtime
 from benchmarks.faults.tally import Tally
 
 __all__ = ["LEAST", "PARTS", "run"]
 
-LEAST = {"crashes": 1000, "damage": 180, "failing": 15}
+LEAST = {"crashes": 1000, "damage": 180, "failing": 15, "stores": 5, "kills": 6, "dcp": 0}
 """Faults that the short version injects at least, by part."""
 
 PARTS = tuple(LEAST)
@@ -32,6 +32,9 @@ def run(
             tally, seed=seed, flips_in_shards=20 if short else 800, every_byte=not short
         ),
         "failing": lambda: failing.try_failing(tally, stride=17 if short else 1),
+        "stores": lambda: stores.try_stores(tally, stride=9 if short else 1),
+        "kills": lambda: kills.try_kills(tally, seed=seed, count=12 if short else 312, progress=progress),
+        "dcp": lambda: peers.try_dcp(tally, seed=seed, flips=10 if short else 250),
     }
     with private_runtime():
         for part in PARTS:

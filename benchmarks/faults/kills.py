@@ -117,7 +117,9 @@ class Stage:
         assert self._zygote.stdout is not None
         self._zygote.stdout.readline()
 
-    def start(self, *, ranks: int = 1, keep: int = 2, memory: bool = True, pause: float = 0.01) -> tuple[int, Path]:
+    def start(
+        self, *, ranks: int = 1, keep: int = 2, memory: bool = True, pause: float = 0.01
+    ) -> tuple[int, Path]:
         """A job; its process group and diary."""
         self._jobs += 1
         diary = self.base / f"diary-{self._jobs}"
@@ -198,11 +200,11 @@ def _kill_group(group: int) -> None:
 
 
 def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    for probe in (os.killpg, os.kill):  # a trainer that was just forked leads no group yet
+        with contextlib.suppress(ProcessLookupError):
+            probe(group, 0)
+            return True
+    return False
 
 
 def _until(condition: Callable[[], Any], seconds: float) -> bool:
@@ -348,5 +350,3 @@ def _load(stage: Stage, newest: int) -> tuple[Outcome, str]:
     if mark > newest:
         return Outcome.WRONG, f"step {mark} came back, which was never saved"
     return Outcome.NEWEST, f"step {mark}"
-
-

@@ -13,7 +13,7 @@ from serai.checkpoint.format import Manifest, TensorEntry
 from serai.checkpoint.memory import usable_cores
 from serai.checkpoint.source import StorageSource, fill
 from serai.checkpoint.values import decode
-from serai.errors import CheckpointCorrupt, CheckpointNotFound, StateMismatch, StorageError
+from serai.errors import CheckpointCorrupt, CheckpointNotFound, SeraiError, StateMismatch, StorageError
 from serai.storage.base import Storage
 
 __all__ = ["load", "load_generation"]
@@ -86,6 +86,21 @@ def load_generation(
     storage: Storage, folder: str, manifest: Manifest, wanted: list[str] | None, rank: int = 0
 ) -> dict[str, Any]:
     """``load`` on one generation that was found already; raises ``CheckpointCorrupt`` if it does not verify."""
+    try:
+        return _read_generation(storage, folder, manifest, wanted, rank)
+    except SeraiError:
+        raise
+    except Exception as error:
+        # Checksums hold, yet the content cannot be: a stranger may have sealed anything.
+        raise CheckpointCorrupt(
+            f"the content of {folder} makes no sense: {type(error).__name__}: {error}",
+            where=storage.url_of(folder),
+        ) from error
+
+
+def _read_generation(
+    storage: Storage, folder: str, manifest: Manifest, wanted: list[str] | None, rank: int
+) -> dict[str, Any]:
     source = StorageSource(storage, folder, manifest, "durable")
     index = Index(manifest, source.values, rank, manifest.world_size)
     binding = Binding(index)

@@ -264,7 +264,9 @@ def _try(
     except (SeraiError, OSError, MemoryError) as problem:
         error, vote = problem, _Vote(False, getattr(problem, "message", None) or str(problem))
     except Exception as problem:
-        error, vote = problem, _Vote(False, f"{type(problem).__name__}: {problem}", mismatch=True)
+        reason = f"the state and the checkpoint do not fit: {type(problem).__name__}: {problem}"
+        error, vote = StateMismatch(reason), _Vote(False, reason, mismatch=True)
+        error.__cause__ = problem
     votes = ranks.gather(vote)
     if all(v.ok for v in votes):
         assert source is not None
@@ -296,13 +298,23 @@ def _fill(source: Source, binding: Binding, ranks: Ranks, pool: ThreadPoolExecut
     except (SeraiError, OSError) as error:
         problem = getattr(error, "message", None) or str(error)
     found = [(rank, trouble) for rank, trouble in enumerate(ranks.gather(problem)) if trouble is not None]
+    refused: Exception | None = None
     try:
         if not found:
             binding.finish()
+    except Exception as error:  # whatever a load_state_dict raises about what it was given
+        refused = error
     finally:
         source.close()
     if not found:
-        ranks.gather(None)  # nobody goes on before everybody is done
+        # Nobody goes on before everybody is done.
+        for rank, trouble in enumerate(ranks.gather(None if refused is None else repr(refused))):
+            if trouble is not None:
+                raise StateMismatch(
+                    f"rank {rank}: the state does not take what was stored: {trouble}",
+                    where=source.manifest.name,
+                    next_step="build the state anew: parts of it are set already",
+                ) from refused
         return None
     rank, trouble = found[0]
     return f"it changed while it was read: {trouble}" if rank == ranks.rank else f"rank {rank}: {trouble}"

@@ -79,8 +79,21 @@ class StorageSource(Source):
         far = not isinstance(storage, LocalStorage)
         self._room = available_bytes()[0] // 2 if far else 0
         self._kept: dict[tuple[int, int], bytearray] = {}
+        # Before anything is allocated by the manifest's word: the files have to be as large as it says.
+        self._check_size(VALUES, manifest.values_size)
+        for file in manifest.files:
+            self._check_size(file.name, file.size)
         self.values = storage.read(f"{folder}/{VALUES}")
         self.check_values()
+
+    def _check_size(self, name: str, size: int) -> None:
+        key = f"{self._folder}/{name}"
+        stored = self._storage.size(key)
+        if stored < size:
+            raise CheckpointCorrupt(
+                f"{key} is cut short: it has {stored} bytes, {size} were written",
+                where=self._storage.url_of(key),
+            )
 
     @contextlib.contextmanager
     def chunk(self, file: int, offset: int, length: int) -> Iterator[memoryview]:

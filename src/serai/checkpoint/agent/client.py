@@ -16,7 +16,7 @@ from typing import Any
 import serai
 from serai.checkpoint.agent.protocol import PROTOCOL, Channel, Closed, runtime_folder, socket_path
 from serai.errors import CheckpointError, EnvironmentFault
-from serai.storage.registry import is_local
+from serai.storage.registry import is_local, open_storage
 
 __all__ = ["AgentClient", "AgentFailed", "canonical_root", "ensure_agent"]
 
@@ -43,9 +43,13 @@ def canonical_root(root: str | os.PathLike[str]) -> str:
 def ensure_agent(root: str | os.PathLike[str], *, local: str | None = None) -> Path:
     """The socket of this node's agent for ``root``; starts the agent if there is none.
 
-    Raises ``EnvironmentFault`` when it does not come up, with the end of its log.
+    Raises ``EnvironmentFault`` when it does not come up, with the end of its log, and ``StorageError`` for
+    a URL that names no place or holds credentials.
     """
     canonical = canonical_root(root)
+    # A URL with credentials in it is refused before it can show in the list of processes or in a log.
+    for place in (canonical, *([canonical_root(local)] if local else [])):
+        open_storage(place)
     path = socket_path(canonical)
     if _listening(path):
         return path
