@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import platform
 import sys
 import time
@@ -28,7 +29,8 @@ def main() -> int:
         "--markdown", type=Path, help="also write the table, the machine and the command here"
     )
     options = parser.parse_args()
-    logging.getLogger("serai").setLevel(logging.CRITICAL)  # its warnings are what is provoked here
+    for name in ("serai", "torch.distributed.checkpoint"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # their warnings are what is provoked here
     began = time.monotonic()
 
     def progress(line: str) -> None:
@@ -77,7 +79,7 @@ def report(tally: Tally, options: argparse.Namespace, seconds: float) -> str:
         "# The fault campaign",
         "",
         f"{date.today().isoformat()}, serai {serai.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {cpu()}, {len(__import__('os').sched_getaffinity(0))} cores, Linux "
+        f"{platform.python_version()}, {cpu()}, {len(os.sched_getaffinity(0))} cores, Linux "
         f"{platform.release()}. Seed {options.seed}, {seconds:.0f} s. To repeat:",
         "",
         "```sh",

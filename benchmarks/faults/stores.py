@@ -181,10 +181,10 @@ def _one(kind: str, at: int, keep: int) -> tuple[str, Verdict]:
             verdict = judge.try_restore(store, least=max(durable))
             if verdict.outcome is Outcome.OLDER and not (store.hit and verdict.warned):
                 return store.hit, Verdict(Outcome.WRONG, f"{verdict.detail} ({store.hit})")
-            if verdict.outcome is Outcome.WRONG and keep == 1 and kind in ("short read", "changed read"):
+            reading = keep == 1 and kind in ("short read", "changed read")
+            if verdict.outcome is Outcome.WRONG and reading and "is lost" in verdict.detail:
                 # The only generation could not be read just now: an error is all that is left.
-                if "wrong bytes" not in verdict.detail and "state changed" not in verdict.detail:
-                    return store.hit, Verdict(Outcome.ERROR, verdict.detail)
+                return store.hit, Verdict(Outcome.ERROR, verdict.detail)
             return store.hit, verdict
     finally:
         judge.close()
