@@ -121,18 +121,13 @@ def restore(
         offer = next(o for o in offers if o.place == place)
         outcome = _try(state, offer, ranks, strict, pool)
         if isinstance(outcome, Skipped):
-            skipped.append(outcome)
-            if ranks.first:
-                warnings.warn(
-                    f"checkpoint of step {outcome.step} ({offer.tier}) is passed over: {outcome.reason}",
-                    stacklevel=4,
-                )
+            _pass_over(skipped, outcome, ranks)
             continue
         source, binding, nbytes = outcome
         trouble = _fill(source, binding, ranks, pool)
         if trouble is not None:
             torn = True
-            skipped.append(Skipped(offer.step, offer.tier, trouble))
+            _pass_over(skipped, Skipped(offer.step, offer.tier, trouble), ranks)
             continue
         skipped = damaged + skipped
         _tell(skipped, ranks, offer.step)
@@ -147,6 +142,14 @@ def restore(
         )
     _nothing(ranks, damaged + skipped, step, [storage.url for _, storage in storages], torn=torn)
     return None
+
+
+def _pass_over(skipped: list[Skipped], one: Skipped, ranks: Ranks) -> None:
+    skipped.append(one)
+    if ranks.first:
+        warnings.warn(
+            f"checkpoint of step {one.step} ({one.tier}) is passed over: {one.reason}", stacklevel=5
+        )
 
 
 def _survey(
