@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import tempfile
 import time
 import warnings
@@ -159,6 +160,7 @@ def record(
     for call in recorder.calls:
         disk.play(call)
     there, played = read_tree(root) if root.exists() else {}, disk.everything()
+    shutil.rmtree(root.parent)
     if there != played:
         differing = sorted(k for k in there.keys() | played.keys() if there.get(k, "-") != played.get(k, "-"))
         raise AssertionError(f"the recording of {name!r} misses calls: {differing[:6]} differ")
@@ -192,3 +194,4 @@ def try_history(history: History, tally: Tally, *, seed: int, per_point: int, lo
             )
     finally:
         judge.close()
+        shutil.rmtree(projector.root.parent)
