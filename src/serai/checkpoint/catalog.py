@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 PIN = "pinned"
+LATEST = "latest.json"
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,27 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     if size > MAX_MANIFEST_BYTES:
         raise CheckpointCorrupt(f"the manifest has {size} bytes", where=storage.url_of(key))
     return Manifest.from_bytes(storage.read(key), storage.url_of(key))
+
+
+def lost_manifest(storage: Storage, key: tuple[int, int]) -> Damage | None:
+    """The generation that ``latest.json`` names, if it is newer than ``key`` and has lost its manifest.
+
+    Such a folder is no checkpoint and is never loaded; whoever gets an older one should know.
+    """
+    try:
+        hint = json.loads(storage.read(LATEST))
+        name, newest = str(hint["name"]), (int(hint["attempt"]), int(hint["sequence"]))
+        if newest <= key or name not in storage.list_folders(""):
+            return None
+    except (StorageError, ValueError, KeyError, TypeError):
+        return None  # only a hint
+    try:
+        storage.size(f"{name}/{MANIFEST}")
+    except NotFoundInStorage:
+        return Damage(name, f"{LATEST} names it, and it is gone", MANIFEST)
+    except StorageError:
+        return None
+    return None
 
 
 def generations(root: str | Path | Storage) -> list[Generation]:

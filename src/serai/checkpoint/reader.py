@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serai.checkpoint.bind import Binding, Index, rebuild_node
-from serai.checkpoint.catalog import Damage, as_storage, find, scan
+from serai.checkpoint.catalog import Damage, as_storage, find, lost_manifest, scan
 from serai.checkpoint.format import Manifest, TensorEntry
 from serai.checkpoint.memory import usable_cores
 from serai.checkpoint.source import StorageSource, fill
@@ -57,7 +57,8 @@ def load(
         except (CheckpointCorrupt, StorageError) as error:
             failed[folder, manifest.key] = error.message
             continue
-        _warn_skipped(reasons, manifest.step)
+        lost = lost_manifest(storage, manifest.key)
+        _warn_skipped(([str(lost)] if lost is not None else []) + reasons, manifest.step)
         return result
     if reasons:
         raise CheckpointCorrupt(

@@ -16,7 +16,7 @@ from typing import Any
 
 from serai.checkpoint.agent.client import AgentClient
 from serai.checkpoint.bind import Binding, Index, bind
-from serai.checkpoint.catalog import Damage, scan
+from serai.checkpoint.catalog import Damage, lost_manifest, scan
 from serai.checkpoint.format import Manifest
 from serai.checkpoint.memory import Mapping
 from serai.checkpoint.ranks import Ranks
@@ -129,7 +129,8 @@ def restore(
             torn = True
             _pass_over(skipped, Skipped(offer.step, offer.tier, trouble), ranks)
             continue
-        skipped = damaged + skipped
+        lost = [] if step is not None else _lost_manifests(storages, offer.key)
+        skipped = lost + damaged + skipped
         _tell(skipped, ranks, offer.step)
         return Restored(
             step=offer.step,
@@ -142,6 +143,11 @@ def restore(
         )
     _nothing(ranks, damaged + skipped, step, [storage.url for _, storage in storages], torn=torn)
     return None
+
+
+def _lost_manifests(storages: Sequence[tuple[str, Storage]], key: Key) -> list[Skipped]:
+    found = [(tier, lost_manifest(storage, key)) for tier, storage in storages]
+    return [Skipped(None, tier, str(damage)) for tier, damage in found if damage is not None]
 
 
 def _pass_over(skipped: list[Skipped], one: Skipped, ranks: Ranks) -> None:

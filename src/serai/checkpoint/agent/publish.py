@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from serai.checkpoint.catalog import Generation, generations, is_pinned
+from serai.checkpoint.catalog import LATEST, Generation, generations, is_pinned
 from serai.checkpoint.format import (
     DTYPES,
     MANIFEST,
@@ -43,7 +43,6 @@ __all__ = [
     "unfinished",
 ]
 
-LATEST = "latest.json"
 RECORDS = "records/"
 
 
