@@ -9,6 +9,7 @@ import torch
 
 from serai.checkpoint.format import DTYPES
 from serai.checkpoint.importing import Incoming, Source
+from serai.checkpoint.names import UniqueNames
 from serai.checkpoint.values import Node, TensorRef, encode
 from serai.errors import CheckpointError
 
@@ -75,7 +76,7 @@ class Translator:
     def __init__(self, where: str) -> None:
         self._where = where
         self._source = Source()
-        self._taken: set[str] = set()
+        self._names = UniqueNames()
         self._known: dict[tuple[Any, ...], str] = {}
         self._modules: dict[Path_, Mapping[str, Any]] = {}
 
@@ -215,19 +216,10 @@ class Translator:
             memory = (value.data_ptr(), tuple(value.shape), value.stride(), dtype.name)
             if memory in self._known:
                 return self._known[memory]
-        name = self._unique(where)
+        name = self._names.take(where)
         if real and alias and value.numel():
             self._known[memory] = name
         self._source.tensors.append(Incoming(name, path, dtype, tuple(value.shape), _parts(value)))
-        return name
-
-    def _unique(self, name: str) -> str:
-        if name in self._taken or name == "__metadata__":
-            n = 2
-            while f"{name}%{n}" in self._taken:
-                n += 1
-            name = f"{name}%{n}"
-        self._taken.add(name)
         return name
 
 

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from serai.checkpoint.format import DTYPES, DType
 from serai.checkpoint.hashing import digest
 from serai.checkpoint.layout import Box
+from serai.checkpoint.names import UniqueNames
 from serai.checkpoint.values import Node, TensorRef, encode
 from serai.errors import StateMismatch, UnsafeObject
 
@@ -236,7 +237,7 @@ class _Walker:
     def __init__(self, names: Mapping[int, str]) -> None:
         self.flat = Flat()
         self._parameter_names = names
-        self._taken: set[str] = set()
+        self._names = UniqueNames()
         self._aliases: dict[tuple[Any, ...], str] = {}
 
     def walk(self, value: Any, path: Path) -> Any:
@@ -348,19 +349,10 @@ class _Walker:
             known = self._aliases.get(key)
             if known is not None:
                 return known
-            name = self._aliases[key] = self._unique(where)
+            name = self._aliases[key] = self._names.take(where)
         else:
-            name = self._unique(where)
+            name = self._names.take(where)
         self.flat.leaves.append(Leaf(name, path, tensor, dtype, shape, box, kind, holders, detail, frozen))
-        return name
-
-    def _unique(self, name: str) -> str:
-        if name in self._taken or name == "__metadata__":
-            n = 2
-            while f"{name}%{n}" in self._taken:
-                n += 1
-            name = f"{name}%{n}"
-        self._taken.add(name)
         return name
 
 
