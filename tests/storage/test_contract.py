@@ -193,6 +193,8 @@ def test_copy(storage: Storage) -> None:
     storage.put("other", b"x")
     storage.copy("other", "step-2/shard")
     assert storage.read("step-2/shard") == b"x"
+    storage.copy("other", "other")
+    assert storage.read("other") == b"x"
 
 
 def test_the_probe_leaves_nothing(storage: Storage) -> None:

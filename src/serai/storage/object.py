@@ -251,6 +251,8 @@ class ObjectStorage(Storage):
         check_key(key)
         check_key(new_key)
         size = self.size(key)
+        if key == new_key:
+            return  # S3 refuses to copy an object onto itself; it is there already
         if self._location.scheme == "s3" and size > _COPY_LIMIT:
             self.upload(new_key, self._blocks(key, size), size)
             return
