@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from serai.cli.options import JobFile, Overrides
 from serai.cli.session import Session, command
 
 __all__ = ["main"]
@@ -14,13 +11,8 @@ __all__ = ["main"]
 @command
 def main(
     session: Session,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job file.")] = "job.yaml",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a value, such as train.steps=100; may be repeated."
-        ),
-    ] = None,
+    job: JobFile = "job.yaml",
+    overrides: Overrides = None,
 ) -> int:
     """Run a job untouched and again with kills; compare the losses."""
     from serai.run.console import PlainConsole, SilentConsole

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serai.cli.options import JobFile, Overrides
 from serai.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -18,13 +19,8 @@ __all__ = ["main"]
 @command
 def main(
     session: Session,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job file.")] = "job.yaml",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a value, such as train.steps=100; may be repeated."
-        ),
-    ] = None,
+    job: JobFile = "job.yaml",
+    overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and say what would be done.")
     ] = False,
